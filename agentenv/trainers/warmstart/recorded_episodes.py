@@ -148,7 +148,8 @@ def in_tokens(
     own = {"tokenizer": tokenizer_digest(policy.tokenizer), "format": run.format}
     most, shown, exact = min(run.rollout.context_tokens, policy.context_tokens), [], 0
     left_out: Counter[str] = Counter()
-    speller = Speller.of(run, policy)
+    # It opens the environment, for its tools, which recorded ids do not need.
+    speller: Speller | None = None
     for evaluation, records in solved:
         settings = evaluation.results["settings"]
         same = settings.get("token_ids") == own
@@ -160,6 +161,7 @@ def in_tokens(
                     found = TOO_LONG
                 exact += found is not TOO_LONG
             else:
+                speller = speller or Speller.of(run, policy)
                 found = speller.spelt(record, settings.get(TOOL_CALL_FORM, ""))
             if isinstance(found, str):
                 left_out[found] += 1

@@ -9,8 +9,9 @@ from agentenv.core.assistant_turns import AssistantTurn, DeclaredTool, ToolForm
 from agentenv.core.concurrency.tasks import run_to_completion
 from agentenv.core.env import Env
 from agentenv.core.env_lifecycle import open_envs
+from agentenv.core.grammar import shortened
 from agentenv.core.native_format import NativeFormat
-from agentenv.core.rollout import EpisodeSpec, RolloutConfig, opening_of
+from agentenv.core.rollout import EpisodeSpec, RolloutConfig, never_fitted, opening_of
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import EndReason, Info, Observation, Step, Task
 from agentenv.data.sources import Source
@@ -27,7 +28,8 @@ from agentenv.trainers.strategies.rollout_context import RolloutContext
 TOO_LONG = "are longer than the budgets of the run"
 _OTHER_FORM = (
     "were played in another chat format, whose opening and calls are others (the teacher of a run with format='native' is "
-    "evaluated with --format native, and any other one without)"
+    "evaluated with --format native, and any other one without; evaluations of earlier versions do not say that they were "
+    "native)"
 )
 _UNWRITABLE = "have a turn that the chat template of the learner has no way to write"
 
@@ -132,6 +134,8 @@ class Speller:
         found = run_to_completion(spell(spec, self._context, lambda _: actions))
         if found.valid and found.end_reason is EndReason.ANSWERED:
             return found
+        if not (found.valid or never_fitted(found)):
+            return f"cannot be played again ({shortened(found.error.strip().splitlines()[-1], 200)})"
         return _UNWRITABLE if found.end_reason is EndReason.PARSE_ERROR and found.error else TOO_LONG
 
     def _action(self, action: str, family: str) -> Action:

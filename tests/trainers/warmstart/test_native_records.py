@@ -198,3 +198,37 @@ def test_turns_that_the_learner_cannot_write_are_left_out(teacher: Path, tmp_pat
 def test_turns_that_a_budget_would_cut_are_left_out(teacher: Path, tmp_path: Path) -> None:
     short = learner(tmp_path, rollout={"strategy": "plain", "turn_tokens": 60, "context_tokens": 4000})
     assert "4 are longer than the budgets of the run" in refused(short, teacher)
+
+
+def test_recorded_ids_are_learned_without_opening_the_environment(tmp_path: Path) -> None:
+    run = learner(tmp_path / "model")
+    out = tmp_path / "own"
+    evaluate(
+        run.policy,
+        env=run.env.id,
+        split="train",
+        limit=2,
+        format="native",
+        token_ids=True,
+        out=out,
+        bounds=False,
+    )
+    evaluation = read_evaluation(out)
+    away = run.model_copy(
+        update={"train": run.train.model_copy(update={"dataset": str(tmp_path / "gone.jsonl")})}
+    )
+    shown, exact, left_out = in_tokens(away, make_policy(run.policy), [(evaluation, evaluation.records)])
+    assert (len(shown), exact, left_out.total()) == (2, 2, 0)
+
+
+def test_a_damaged_record_says_how_it_failed(teacher: Path, tmp_path: Path) -> None:
+    """It does not count as longer than the budgets."""
+    run = learner(tmp_path)
+    evaluation = read_evaluation(teacher)
+    records: list[Any] = [json.loads(json.dumps(record)) for record in evaluation.records]
+    records[0]["roles"][1] = ["tool", "nobody"]
+    _, _, left_out = in_tokens(run, make_policy(run.policy), [(evaluation, records)])
+    ((why, count),) = left_out.items()
+    assert count == 1
+    assert "cannot be played again" in why
+    assert "nobody" in why
