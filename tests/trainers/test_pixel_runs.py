@@ -11,13 +11,14 @@ import pytest
 import agentenv
 from agentenv.api import evaluate, train
 from agentenv.cli.main import main
-from agentenv.core.trajectory import from_record
+from agentenv.core.trajectory import Origin, from_record
 from agentenv.core.types import Task
 from agentenv.errors import ConfigurationError
 from agentenv.policies.fake_vision import vision_policy
 from agentenv.progress import SilentDisplay
 from agentenv.trainers.config.config_files import changed, load_config
 from agentenv.trainers.config.train_config import TrainConfig
+from agentenv.trainers.warmstart.expert_warmstart import expert_warmstart
 from tests.file_contents import content, contents_of
 
 SMALL: dict[str, Any] = {
@@ -86,6 +87,26 @@ def test_a_run_trains_from_pixels_and_resumes_to_the_bit(policy: Path, tmp_path:
     assert len(played.row_images[0]) == 2
     named = {image.digest for image in played.row_images[0]}
     assert named <= {path.stem for path in (run / "trajectories" / "images").iterdir()}
+
+
+def test_the_expert_is_shown_with_its_pixels(policy: Path, tmp_path: Path) -> None:
+    """A random policy fails, so that the strategy shows what the expert does, on the screens that the expert sees."""
+    longer = {"rollout.turn_tokens": 80, "rollout.context_tokens": 4000, "env.options.max_steps": 8}
+    run = tmp_path / "run"
+    shown = {"rollout.strategy": "demonstrate", "optimizer.steps": 1}
+    train(configured(policy, **longer, **shown), out=run, display=SilentDisplay())
+    (file,) = (run / "trajectories").glob("*.gz")
+    records = [json.loads(line) for line in gzip.decompress(file.read_bytes()).splitlines()]
+    (demonstration,) = (record for record in records if record["origin"] == Origin.DEMONSTRATION)
+    assert demonstration["reward"] == 1.0
+    images = [image for segment in demonstration["segments"] for image in segment.get("images", [])]
+    assert len(images) == len(demonstration["turns"])
+
+
+def test_imitation_refuses_pixels(policy: Path, tmp_path: Path) -> None:
+    longer = {"rollout.turn_tokens": 80, "rollout.context_tokens": 4000, "env.options.max_steps": 8}
+    with pytest.raises(ConfigurationError, match=r"show images.*demonstrate"):
+        expert_warmstart([configured(policy, **longer)], SilentDisplay(), tmp_path / "policy")
 
 
 def test_an_evaluation_shows_pixels_to_the_policy(policy: Path, tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ async def spell(
         script = _NativeScript(taken or (), tokenizer, state, context.chat)
     else:
         texts = {} if taken is None else {episode: [_as_text(action) for action in taken]}
-        script = ScriptedPolicy(texts, tokenizer)
+        script = _Script(texts, tokenizer)
     demonstration = await play(state, script, context.chat, context.config)
     segments = [
         replace(s, context_mismatch=True, version=context.policy.version)
@@ -75,6 +75,16 @@ async def spell(
     )
 
 
+class _Script(ScriptedPolicy):
+    """Plays written actions, whatever images are shown."""
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, episode: str | None = None, **images: Any
+    ) -> Completion:
+        """As `ScriptedPolicy`."""
+        return await super().generate(prompt_ids, sampling, episode=episode)
+
+
 class _NativeScript(ScriptedPolicy):
     """Plays written actions in one episode, each as a model of its family would have written it."""
 
@@ -85,7 +95,7 @@ class _NativeScript(ScriptedPolicy):
         self._script, self._state, self._chat = script, state, chat
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, episode: str | None = None
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, episode: str | None = None, **images: Any
     ) -> Completion:
         """The next action, cut after ``max_tokens``.
 

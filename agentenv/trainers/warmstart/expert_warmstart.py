@@ -88,9 +88,14 @@ def demonstrations(config: TrainConfig) -> list[Trajectory]:
     """The episodes of a run's expert that are worth imitating.
 
     Raises:
-        ConfigurationError: there is none, or no expert.
+        ConfigurationError: there is none, or no expert, or they show images.
     """
     attempts = expert_attempts(config)
+    if any(segment.images for one in attempts for segment in one.trajectory.segments):
+        raise ConfigurationError(
+            f"the episodes of {config.env.id} show images, which are not learned by imitation: let it show texts, or train "
+            "with rollout.strategy='demonstrate', which learns from its expert with the images"
+        )
     shown = [one.trajectory for one in attempts if one.solved and found_its_sources(one.trajectory)]
     if not shown:
         raise ConfigurationError(
