@@ -91,7 +91,7 @@ class NativeFormat(TriedTemplate):
         Raises:
             Unrenderable: the template writes no such turn, or one that would be read as another.
         """
-        turn = self._with_ids(conversation, self._thinkable(turn))
+        turn = self._with_ids(conversation, self._thinkable(conversation, turn))
         for said in dict.fromkeys((turn.thinking, None)):
             for text, closer in self._spellings(conversation, replace(turn, thinking=said)):
                 ids = self._encode_behind(conversation.prompt, text)
@@ -105,11 +105,14 @@ class NativeFormat(TriedTemplate):
             f"{shortened(turn.with_thinking or called, 80)!r} so that it is read as the same again"
         )
 
-    def _thinkable(self, turn: AssistantTurn) -> AssistantTurn:
+    def _thinkable(self, conversation: Conversation, turn: AssistantTurn) -> AssistantTurn:
         """``turn`` with what can be thought: nothing behind a prompt that closes the thinking, and no tag that closes it."""
-        if turn.thinking is None or self._form.thinks_nothing:
+        end = self.family.thinking_end
+        # Some prompts close it only behind a user, or where the system prompt says so.
+        closed = self._form.thinks_nothing or conversation.prompt.rstrip().endswith(end)
+        if turn.thinking is None or closed:
             return replace(turn, thinking=None)
-        thinking = defused(self._defused_text(turn.thinking), (self.family.thinking_end,))
+        thinking = defused(self._defused_text(turn.thinking), (end,))
         return replace(turn, thinking=thinking.strip())
 
     def _encode_behind(self, prompt: str, text: str) -> list[int]:

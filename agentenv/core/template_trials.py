@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from agentenv.core.assistant_turns import AssistantTurn, NativeCall
@@ -20,10 +21,10 @@ _THINKING_KEYS = ("reasoning_content", "thinking", "reasoning")
 class TriedTemplate(ChatTemplate):
     """Finds out the ``TemplateForm``, once for each set of tools, and refuses a template that has none."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        """As `ChatTemplate`."""
-        super().__init__(*args, **options)
-        self._checked: set[str] = set()
+    @cached_property
+    def _checked(self) -> set[str]:
+        """The sets of tools with which the template was tried, as JSON."""
+        return set()
 
     def _check(self, tools: Sequence[Mapping[str, Any]]) -> None:
         """Tries the template on a conversation that is made up.

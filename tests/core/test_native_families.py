@@ -496,6 +496,16 @@ def test_thinking_is_left_out_where_the_prompt_closes_it(name: str) -> None:
         conversation, ids = chat.go_on([*ids, *spelt], conversation.said(said), shown)
 
 
+def test_thinking_is_left_out_where_the_system_prompt_turns_it_off() -> None:
+    """SmolLM3 reads a switch there."""
+    case = Case((Turn("Yes."),), system="/no_think", tools=False)
+    begun = opened("SmolLM3", case)
+    assert begun is not None
+    chat, conversation, _ = begun
+    spelt = chat.spelt(conversation, AssistantTurn("Hm.", "Yes."))
+    assert MODELS["SmolLM3"].tokenizer().decode(spelt) == "Yes.<|im_end|>"
+
+
 @pytest.mark.parametrize("name", [name for name, model in MODELS.items() if model.think])
 def test_thinking_may_speak_of_the_marks_of_the_model(name: str) -> None:
     begun = opened(name, Case((Turn(thinking="Hm."),)))
