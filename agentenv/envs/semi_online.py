@@ -118,10 +118,7 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
         """
         super().__init__(render_mode=render_mode)
         require_placeholder(prompt, "goal")
-        if window < 1 or patch_budget < UNLIMITED:
-            raise ConfigurationError(
-                f"window={window} must be at least 1 and patch_budget={patch_budget} at least {UNLIMITED}"
-            )
+        _check_numbers(window, patch_budget)
         _refuse_pixels(patch, thoughts, pixels=pixels)
         self._tasks = None if tasks is None else tuple(tasks)
         self._match, self._weights = get_matcher(matcher), weights
@@ -181,12 +178,13 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
         ``options["patch_budget"]`` and ``options["patch_variant"]``, what a patch says, count for this episode.
 
         Raises:
-            ConfigurationError: ``on_policy`` with ``pixels``.
+            ConfigurationError: ``on_policy`` with ``pixels``, or a budget out of range.
             DatasetError: the task has no recording, or one without screenshots where the policy sees pixels.
         """
         await super().areset(seed=seed, options=options)
         chosen = options or {}
         budget, patch = chosen.get("patch_budget", self._budget), chosen.get("patch_variant", self._patch)
+        _check_numbers(self._window, budget)
         _refuse_pixels(patch, self._thoughts, pixels=self._format.pixels)
         self._seed = seed or 0
         task = self.choose_task(options)
@@ -253,7 +251,8 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
         if reply.action is None:
             return MatchResult(False, False, reply.error)
         screen = self.screen()
-        return self._match(at_caret(pointed(reply.action, screen), screen), step.gold, step.display_size)
+        predicted = at_caret(pointed(reply.action, screen), screen)
+        return self._match(predicted, step.gold_at_caret, step.display_size)
 
     def _end(self, reply: ParsedAction, verdict: MatchResult, spent: bool) -> EndReason | None:
         if not verdict.exact and spent:
@@ -327,6 +326,13 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
         """The goal and how far the episode is."""
         state = self.state
         return f"{state.recording.goal} [{len(state.history)} of {len(state.recording.steps)}, {state.patches} patched]"
+
+
+def _check_numbers(window: int, patch_budget: int) -> None:
+    if window < 1 or patch_budget < UNLIMITED:
+        raise ConfigurationError(
+            f"window={window} must be at least 1 and patch_budget={patch_budget} at least {UNLIMITED}"
+        )
 
 
 def _refuse_pixels(patch: Patch, thoughts: ThoughtWriter | None, *, pixels: bool) -> None:

@@ -103,6 +103,8 @@ def test_a_reset_may_set_the_budget() -> None:
     env = SemiOnlineGUI(tasks=[TASK])
     env.reset(seed=0, options={"patch_budget": 0})
     assert env.step(OTHER_KIND).info["end_reason"] is EndReason.PATCH_BUDGET
+    with pytest.raises(ConfigurationError, match="patch_budget=-2"):
+        env.reset(seed=0, options={"patch_budget": -2})
 
 
 def test_a_reset_may_set_the_kind_of_patch_of_its_episode() -> None:
@@ -131,6 +133,24 @@ def test_what_is_typed_without_a_target_goes_to_the_focused_field() -> None:
         task = Recording("f", "Fill in.", (RecordedStep(Screen(*SIZE, "form", (name, town)), typed),)).task()
         (info,) = play([action_text(Action(ActionKind.TYPE, text="Ann"), "own")], task)
         assert info["reason"] == told
+
+
+@pytest.mark.parametrize(("id", "reason"), [(None, ""), ("1", ""), ("2", "other place")])
+def test_what_the_expert_types_without_a_target_goes_to_the_focused_field(
+    id: str | None, reason: str
+) -> None:
+    name = Element("1", "textbox", "Name", Box(100, 100, 300, 140), states=("focused",))
+    town = Element("2", "textbox", "Town", Box(100, 200, 300, 240))
+    typed = Gold(Action(ActionKind.TYPE, text="Ann"), SIZE)
+    step = RecordedStep(Screen(*SIZE, "form", (name, town)), typed)
+    (info,) = play(
+        [action_text(Action(ActionKind.TYPE, text="Ann", id=id), "own")],
+        Recording("f", "Fill in.", (step,)).task(),
+    )
+    assert info["reason"] == reason
+    # Where no field is known to have the focus, the text alone is compared.
+    blurred = replace(step, screen=Screen(*SIZE, "form", (town,)))
+    assert blurred.gold_at_caret == typed
 
 
 def test_the_history_is_the_policy_s_own_words_except_where_patched() -> None:

@@ -136,7 +136,7 @@ class Desktop:
         elif widget.role == "checkbox":
             world.fields[widget.key] = "checked" not in widget.states
         elif widget.role == "combobox":
-            world.opened = widget.key
+            world.unfold(widget.key)
         else:
             return f"{widget.text!r} does nothing."
         return ""
@@ -169,7 +169,7 @@ class Desktop:
         return ""
 
     def _press(self, world: World, view: DesktopView, key: str) -> str:
-        match key:
+        match _KEYS.get(key.casefold()):
             case "Enter":
                 submit = view.id_of("submit")
                 return self._click(world, view.widgets[int(submit) - 1] if submit else None)
@@ -213,6 +213,15 @@ class Desktop:
             return f"There is no app {name[:40]!r}."
         world.go(found)
         return ""
+
+
+_KEYS: Mapping[str, str] = {
+    **{key.casefold(): key for key in ("Enter", "Escape", "Tab", "Backspace", "Control+a")},
+    "return": "Enter",
+    "esc": "Escape",
+    "ctrl+a": "Control+a",
+}
+"""Names of keys in any case, as models write them."""
 
 
 def _across(row: Row) -> Iterator[tuple[Widget, int, int]]:

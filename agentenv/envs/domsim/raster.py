@@ -1,6 +1,7 @@
 """A view as pixels, drawn with pillow: plain boxes and text, the same on every run."""
 
 import io
+from bisect import bisect_right
 from typing import TYPE_CHECKING, Any
 
 from agentenv.envs.gui.screen import Element, Screen
@@ -19,6 +20,8 @@ FILLS = {
 }
 FRAMED = ("button", "textbox", "combobox", "tab")
 SELECTED = "#b7cdfa"
+PAD = 6
+"""Pixels between the edges of a box and its text."""
 
 
 def draw(screen: Screen) -> "Image":
@@ -53,9 +56,20 @@ def _draw(pen: Any, font: Any, element: Element) -> None:
     focused = "focused" in element.states
     if fill or element.role in FRAMED:
         pen.rectangle((x1, y1, x2 - 1, y2 - 1), fill=fill, outline=INK if focused else DIM, width=1 + focused)
-    pen.text(
-        (x1 + 6, y1 + 6), _caption(element), fill=DIM if "disabled" in element.states else INK, font=font
-    )
+    shown = _fitting(_caption(element), x2 - x1 - 2 * PAD, font, end=element.role == "textbox")
+    pen.text((x1 + PAD, y1 + PAD), shown, fill=DIM if "disabled" in element.states else INK, font=font)
+
+
+def _fitting(text: str, room: float, font: Any, *, end: bool) -> str:
+    """As much of ``text`` as a line of ``room`` pixels holds: its end, as of a field where the caret stands, or its start."""
+    line = " ".join(text.splitlines())
+    if font.getlength(line) <= room:
+        return line
+    # No letter is narrower than a pixel, so that no more of a long text has to be measured.
+    most = min(len(line), int(room))
+    step = -1 if end else 1
+    kept = bisect_right(range(1, most + 1), room, key=lambda n: font.getlength(line[::step][:n][::step]))
+    return line[::step][:kept][::step]
 
 
 def _caption(element: Element) -> str:

@@ -57,8 +57,10 @@ class World:
 
     def back(self) -> None:
         """Closes what lies on top, or shows the page before."""
-        if self.opened or self.dialog:
-            self.opened, self.dialog = "", ()
+        if self.opened:
+            self.opened = ""
+        elif self.dialog:
+            self.close()
         elif self.trail:
             (page, fields), self.trail = self.trail[-1], self.trail[:-1]
             self._show(page, fields)
@@ -73,6 +75,14 @@ class World:
         """Opens a dialog over the page."""
         self.dialog, self.focus, self.scroll = dialog, "", 0
         self.fields |= fields or {}
+
+    def close(self) -> None:
+        """Closes the dialog; its fields take no more text."""
+        self.dialog, self.focus, self.replacing = (), "", False
+
+    def unfold(self, key: str) -> None:
+        """Opens a drop-down list, which lies over the form: no field of it takes text until it is clicked again."""
+        self.opened, self.focus, self.replacing = key, "", False
 
     def text(self, key: str) -> str:
         """What stands in a text field, without blanks around it."""
@@ -119,11 +129,8 @@ class DesktopView:
     def target(self, action: Action, *, end: bool = False) -> Widget | None:
         """The widget at which ``action`` (or the end of a drag) points."""
         id, point = (action.end_id, action.end) if end else (action.id, action.point)
-        if point is not None:
-            found = self.screen.at(point)
-            id = found.id if found else None
-        known = id is not None and id.isdecimal() and len(id) < 9 and 0 < int(id) <= len(self.widgets)
-        return self.widgets[int(id) - 1] if id is not None and known else None
+        found = self.screen.at(point) if point is not None else self.screen.element(id or "")
+        return self.widgets[int(found.id) - 1] if found else None
 
     def id_of(self, key: str) -> str | None:
         """The element behind which the widget ``key`` stands; None where it is not in view."""

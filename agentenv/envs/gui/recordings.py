@@ -20,7 +20,7 @@ from agentenv.core.types import Task
 from agentenv.data.dataset_files import RawRow, find_file, read_records
 from agentenv.envs.gui.actions import Action, ActionKind, Direction, Unreadable, action_from, action_members
 from agentenv.envs.gui.matching import Gold, Size, finger_direction
-from agentenv.envs.gui.screen import Box, Screen, from_json, resized, to_json
+from agentenv.envs.gui.screen import Box, Screen, at_caret, focused, from_json, resized, to_json
 from agentenv.errors import DatasetError, MissingExtra
 
 Annotation = Literal["GOOD", "HARMFUL", "NEUTRAL"]
@@ -49,6 +49,15 @@ class RecordedStep:
     def display_size(self) -> Size:
         """Width and height at which the screen is shown to a policy."""
         return display_size_of(self.screen)
+
+    @property
+    def gold_at_caret(self) -> Gold:
+        """The expert's action; where it types without a target and the screen shows which field has the focus, into that."""
+        aimed = at_caret(self.gold.action, self.screen)
+        field = focused(self.screen)
+        if aimed == self.gold.action or field is None:
+            return self.gold
+        return replace(self.gold, action=aimed, boxes=(field.box,))
 
 
 class Recording:

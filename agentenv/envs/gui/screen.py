@@ -133,12 +133,17 @@ def pointed(action: Action, screen: Screen) -> Action:
     )
 
 
+def focused(screen: Screen) -> Element | None:
+    """The element that takes what is typed without a target; None where none is known to."""
+    return next((element for element in screen.elements or () if "focused" in element.states), None)
+
+
 def at_caret(action: Action, screen: Screen) -> Action:
     """``action`` with the middle of the focused element where it types without a target; else itself."""
-    focused = next((element for element in screen.elements or () if "focused" in element.states), None)
-    if focused is None or action.kind is not ActionKind.TYPE or action.point is not None:
+    field = focused(screen)
+    if field is None or action.kind is not ActionKind.TYPE or action.point is not None:
         return action
-    return replace(action, point=focused.box.centre)
+    return replace(action, point=field.box.centre)
 
 
 def resized(width: int, height: int) -> tuple[int, int]:

@@ -7,6 +7,7 @@ import pytest
 
 from agentenv.core.types import EndReason, Task, ToolStatus
 from agentenv.envs.domsim.env import DomSim
+from agentenv.envs.domsim.raster import PAD, draw
 from agentenv.envs.gui.actions import Action, ActionKind, action_text
 from agentenv.errors import ConfigurationError, DatasetError, UnknownName
 
@@ -111,10 +112,80 @@ def test_back_brings_back_what_stood_in_a_form_and_survives_deleted_records() ->
     assert "no longer there" in env.state.view.screen.as_text()
 
 
+def test_a_form_of_a_deleted_record_saves_nothing() -> None:
+    for app, first in (("contacts", "person.1"), ("notes", "note.1")):
+        env = opened("contacts-add")
+        do(env, ActionKind.OPEN, text=app)
+        do(env, ActionKind.CLICK, first)
+        do(env, ActionKind.CLICK, "edit")
+        do(env, ActionKind.OPEN, text=app)
+        for key in (first, "delete", "submit"):
+            do(env, ActionKind.CLICK, key)
+        while env.state.world.page[1:2] != ("form",):
+            do(env, ActionKind.SYSTEM_BUTTON, text="Back")
+        assert "no longer there" in env.state.view.screen.as_text()
+        assert env.state.view.id_of("submit") is None
+
+
+def test_a_closed_dialog_takes_no_text_and_opens_as_new() -> None:
+    env = opened("files-create")
+    do(env, ActionKind.OPEN, text="files")
+    for _ in range(2):
+        do(env, ActionKind.CLICK, "new")
+        assert env.state.world.text("name") == ""
+        do(env, ActionKind.TYPE, "name", text="Plans")
+        do(env, ActionKind.KEY, text="Escape")
+        assert do(env, ActionKind.TYPE, text="x") == "No text field has the focus; click one first."
+
+
+def test_a_list_over_a_form_takes_the_focus_and_closes_alone() -> None:
+    env = opened("contacts-add")
+    do(env, ActionKind.OPEN, text="contacts")
+    do(env, ActionKind.CLICK, "new")
+    do(env, ActionKind.TYPE, "name", text="Zoe")
+    do(env, ActionKind.CLICK, "group")
+    assert do(env, ActionKind.TYPE, text="x") == "No text field has the focus; click one first."
+    assert env.state.world.fields["name"] == "Zoe"
+    do(env, ActionKind.OPEN, text="files")
+    do(env, ActionKind.CLICK, "folder.Documents")
+    do(env, ActionKind.CLICK, next(w.key for w in env.state.view.widgets if w.key.startswith("file.")))
+    for key in ("move", "folder"):
+        do(env, ActionKind.CLICK, key)
+    for shown in ("submit", "rename"):
+        do(env, ActionKind.SYSTEM_BUTTON, text="Back")
+        assert env.state.view.id_of(shown) is not None
+
+
+@pytest.mark.parametrize("keys", [("Control+a", "Enter"), ("ctrl+A", "return"), ("CONTROL+A", "enter")])
+def test_keys_have_names_in_any_case(keys: tuple[str, str]) -> None:
+    env = opened("contacts-look-up")
+    do(env, ActionKind.OPEN, text="contacts")
+    do(env, ActionKind.TYPE, "query", text="Ad")
+    assert do(env, ActionKind.KEY, text=keys[0]) == ""
+    do(env, ActionKind.TYPE, text="Zoe")
+    assert do(env, ActionKind.KEY, text=keys[1]) == ""
+    assert env.state.world.page == ("contacts", "results", "Zoe")
+
+
+def test_what_is_taken_out_of_the_cart_and_put_back_is_as_before() -> None:
+    env = opened("shop-check-out")
+    (first, _), products = env.state.world.data["shop.cart"], env.state.world.data["shop.products"]
+    do(env, ActionKind.OPEN, text="shop")
+    do(env, ActionKind.CLICK, "cart")
+    do(env, ActionKind.CLICK, f"remove.{first.id}")
+    do(env, ActionKind.OPEN, text="shop")
+    do(env, ActionKind.TYPE, "query", text=products[first.id - 1].name)
+    for key in ("submit", f"product.{first.id}", "submit", "cart", "checkout", "submit"):
+        do(env, ActionKind.CLICK, key)
+    assert env.step(DONE).reward == 1
+
+
 @pytest.mark.parametrize(
     ("action", "feedback"),
     [
         (Action(ActionKind.CLICK, id="99"), "There is nothing."),
+        (Action(ActionKind.CLICK, id="01"), "There is nothing."),
+        (Action(ActionKind.CLICK, id="\uff11"), "There is nothing."),
         (Action(ActionKind.CLICK, id="x"), "There is nothing."),
         (Action(ActionKind.CLICK, point=(671, 447)), "There is nothing."),
         (Action(ActionKind.CLICK, id="3"), "'home' does nothing."),
@@ -184,6 +255,26 @@ def test_pixels_are_the_same_every_time_and_show_the_state() -> None:
     assert picture.shape == (448, 672, 3)  # type: ignore[union-attr]
     do(env, ActionKind.CLICK, "switch.Dark mode")
     assert env.screen().image != first
+
+
+def test_a_text_is_drawn_within_its_box() -> None:
+    chops = pytest.importorskip("PIL.ImageChops")
+    env = opened("mail-compose")
+    do(env, ActionKind.OPEN, text="mail")
+    do(env, ActionKind.CLICK, "compose")
+    do(env, ActionKind.TYPE, "to", text="a")
+    short = draw(env.state.view.screen)
+    do(env, ActionKind.TYPE, text="one\ntwo\nthree " + 100 * "wide " + "end")
+    screen = env.state.view.screen
+    long = draw(screen)
+    x1, y1, x2, y2 = next(element.box for element in screen.elements or () if element.value)
+    changed = chops.difference(short, long).getbbox()
+    assert changed is not None
+    assert x1 < changed[0] < changed[2] <= x2 - PAD
+    assert y1 < changed[1] < changed[3] < y2
+    do(env, ActionKind.KEY, text="Backspace")
+    # The end is what is seen of it, as where a caret stands.
+    assert chops.difference(long, draw(env.state.view.screen)).getbbox() is not None
 
 
 @pytest.mark.parametrize(

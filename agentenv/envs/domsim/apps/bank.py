@@ -153,7 +153,7 @@ class Bank:
     def pay(self, world: World, id: int) -> None:
         """Pays a bill, once."""
         world.data |= settled(world.data, id)
-        world.dialog = ()
+        world.close()
 
 
 def cents(text: str) -> int | None:

@@ -58,6 +58,8 @@ class Calendar:
         return [heading(date), [button("New event", "new", "write", 0, date)], *rows]
 
     def _form(self, world: World, id: int) -> list[Row]:
+        if id:
+            find(world.data["calendar.events"], id)
         return [
             heading("Edit event" if id else "New event"),
             [textbox(world.fields, "title", "Title")],
@@ -104,7 +106,7 @@ class Calendar:
     def take(self, world: World, date: str) -> None:
         """Puts a date into the form."""
         world.fields["date"] = date
-        world.dialog = ()
+        world.close()
 
     def save(self, world: World, id: int) -> None:
         """Keeps what stands in the form; a title is needed."""

@@ -59,6 +59,8 @@ class Contacts:
         ]
 
     def _form(self, world: World, id: int) -> list[Row]:
+        if id:
+            find(world.data["contacts.people"], id)
         return [
             heading("Edit contact" if id else "New contact"),
             [textbox(world.fields, "name", "Name")],
@@ -137,7 +139,7 @@ def add(data: dict[str, Any], rng: Random) -> TaskDraft:
 def new_phone(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Change a telephone number."""
     person, plan = _person(data, rng)
-    number = phone(rng)
+    number = next(drawn for drawn in iter(lambda: phone(rng), "") if drawn != person.phone)
     moves = (*plan, ("click", "edit"), ("fill", "phone", number), ("click", "submit"))
     table = changed(data["contacts.people"], person.id, phone=number)
     return TaskDraft(

@@ -104,6 +104,8 @@ class Files:
         kind, _, number = key.partition(".")
         if kind == "file":
             world.data["files.files"] = changed(world.data["files.files"], int(number), folder=folder)
+        else:
+            world.notice = "Only files can be moved."
 
     def ask_name(self, world: World, id: int) -> None:
         """Asks for a new name."""
@@ -111,7 +113,7 @@ class Files:
 
     def ask_place(self, world: World, id: int) -> None:
         """Asks for another folder."""
-        world.ask("place", id)
+        world.ask("place", id, fields={"folder": world.data["files.folders"][0]})
 
     def ask_delete(self, world: World, id: int) -> None:
         """Asks first."""
@@ -119,7 +121,7 @@ class Files:
 
     def ask_folder(self, world: World) -> None:
         """Asks for the name of a new folder."""
-        world.ask("folder", 0)
+        world.ask("folder", 0, fields={"name": ""})
 
     def rename(self, world: World, id: int) -> None:
         """Renames a file; no name is taken twice."""
@@ -128,13 +130,13 @@ class Files:
             world.notice = "This name cannot be used."
         else:
             world.data["files.files"] = changed(files, id, name=name)
-            world.dialog = ()
+            world.close()
 
     def move(self, world: World, id: int) -> None:
         """Moves a file to the chosen folder."""
         folder = world.picked("folder", world.data["files.folders"][0])
         world.data["files.files"] = changed(world.data["files.files"], id, folder=folder)
-        world.dialog = ()
+        world.close()
 
     def delete(self, world: World, id: int) -> None:
         """Deletes a file."""
@@ -148,7 +150,7 @@ class Files:
             world.notice = "This name cannot be used."
         else:
             world.data["files.folders"] = (*folders, name)
-            world.dialog = ()
+            world.close()
 
 
 def _file(data: dict[str, Any], rng: Random) -> tuple[File, tuple[Move, ...]]:

@@ -55,6 +55,8 @@ class Notes:
             case ("note", int(id)):
                 return self._note(find(world.data["notes.notes"], id))
             case ("form", int(id)):
+                if id:
+                    find(world.data["notes.notes"], id)
                 return [
                     heading("Edit note" if id else "New note"),
                     [textbox(world.fields, "title", "Title")],

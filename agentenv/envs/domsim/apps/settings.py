@@ -149,7 +149,7 @@ class Settings:
                 world.data["settings.networks"], id, wrong=held.wrong + 1
             )
             world.notice = "Wrong key."
-        world.dialog = ()
+        world.close()
 
 
 def _state(network: Network) -> str:

@@ -159,9 +159,9 @@ class Shop:
 
 
 def in_cart(cart: tuple[Line, ...], id: int, number: int) -> tuple[Line, ...]:
-    """The cart with ``number`` more of a product."""
+    """The cart with ``number`` more of a product, in the order of products: what is taken out and put back is as before."""
     held = next((line.quantity for line in cart if line.id == id), 0)
-    return (*without(cart, id), Line(id, held + number))
+    return tuple(sorted((*without(cart, id), Line(id, held + number))))
 
 
 def total(data: dict[str, Any]) -> int:
