@@ -41,6 +41,12 @@ from agentenv.evaluation.runner import to_record
 
 pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
 
+COVERED = """<!DOCTYPE html><title>Covered</title><style>button {position: absolute; width: 120px; height: 40px}</style>
+<button onclick="document.title = 'below'" style="left: 20px; top: 20px">below</button>
+<button onclick="document.title = 'above'" style="left: 60px; top: 30px">above</button>"""
+DRAWN = """<!DOCTYPE html><title>Drawn</title>
+<style>#late {display: none} .shown #late {display: inline; cursor: pointer; content: url(late.png)}</style>
+<button onclick="setTimeout(() => document.body.className = 'shown', 50)">show</button><span id=late></span>"""
 FORM = """<!DOCTYPE html><title>Form</title>
 <label>Name <input name=who></label><label><input type=checkbox name=sure> sure</label>
 <select name=colour><option>red</option><option>blue</option></select>
@@ -247,6 +253,24 @@ def test_experts_solve_and_clicks_do_no_harm(driver: Driver) -> None:
     for page in STEPPED:
         driver.submit(click(page)).result()
     assert len(SOLVED) + len(STEPPED) >= 60
+
+
+@pytest.mark.parametrize(
+    ("page", "seeds"),
+    [
+        # Far from the start; and a page with each of the layouts of its form.
+        ("use-slider", (2129609529, 1, 2, 3)),
+        ("multi-layouts", (86753910, 905266062, 1, 2)),
+    ],
+)
+def test_experts_solve_what_their_pages_ask_within_twenty_actions(
+    driver: Driver, page: str, seeds: tuple[int, ...]
+) -> None:
+    for seed in seeds:
+        session = BrowserSession(driver, miniwob(), images=False)
+        name = f"miniwob/{page}.html"
+        _, reward = driver.submit(rehearse(session, f"{ORIGIN}/{name}", seed, EXPERTS[name], 20)).result()
+        assert reward == 1
 
 
 def test_a_right_click_is_rewarded_and_a_wrong_one_is_not(driver: Driver) -> None:
@@ -790,6 +814,55 @@ def test_the_page_of_an_episode_that_nobody_closed_is_closed(driver: Driver, fol
             break
         driver.submit(asyncio.sleep(0.05)).result()
     assert chromium.tabs == before - 2
+
+
+def test_a_click_meets_the_element_that_it_names(driver: Driver, folder: Path) -> None:
+    (folder / "covered.html").write_text(COVERED)
+    env = local(driver, folder, "covered.html")
+    for name in ("below", "above"):
+        do(env, ActionKind.CLICK, name)
+        assert env.screen().title == name
+    env.close()
+
+
+def test_a_picture_is_waited_for_before_the_page_is_looked_at(
+    driver: Driver, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = pytest.importorskip("PIL.Image")
+    image.new("RGB", (40, 30)).save(folder / "late.png")
+    (folder / "drawn.html").write_text(DRAWN)
+    serve = page_module.Tab._serve
+
+    async def slowly(tab: page_module.Tab, route: Any) -> None:
+        await asyncio.sleep(0.3 * route.request.url.endswith(".png"))
+        await serve(tab, route)
+
+    monkeypatch.setattr(page_module.Tab, "_serve", slowly)
+    env = local(driver, folder, "drawn.html")
+    do(env, ActionKind.CLICK, "show")
+    (late,) = [one for one in env.screen().elements or () if one.text == "late"]
+    assert (late.box.x2 - late.box.x1, late.box.y2 - late.box.y1) == (40, 30)
+    snapshot, screen = env.snapshot(), env.screen()
+    env.restore(snapshot)
+    assert env.screen() == screen
+    env.close()
+
+
+def test_a_picture_that_never_comes_ends_no_turn_as_a_fault(
+    driver: Driver, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "drawn.html").write_text(DRAWN)
+    serve = page_module.Tab._serve
+
+    async def never_a_picture(tab: page_module.Tab, route: Any) -> None:
+        if not route.request.url.endswith(".png"):
+            await serve(tab, route)
+
+    monkeypatch.setattr(page_module.Tab, "_serve", never_a_picture)
+    monkeypatch.setattr(page_module, "DRAWN_S", 0.2)
+    env = local(driver, folder, "drawn.html")
+    assert not do(env, ActionKind.CLICK, "show").terminated
+    env.close()
 
 
 # Going back.

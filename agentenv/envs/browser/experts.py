@@ -92,7 +92,7 @@ def found_in(pattern: str, text: str) -> Sequence[str]:
 
 def submit(view: PageView) -> Action:
     """Clicks what sends a form off."""
-    names = ("Submit", "submit", "Search", "Login")
+    names = ("Submit", "submit", "Search", "Login", "Go!")
     return click(next(element for name in names for element in view.all(text=name)))
 
 

@@ -133,10 +133,12 @@ def guess(view: PageView) -> Iterator[Action]:
 @expert("multi-layouts", "multi-orderings")
 def search_form(view: PageView) -> Iterator[Action]:
     genre, director, year = found_in(r"for (\S+) movies directed by (\S+) from year (\d+)", view.goal)
-    values = {"Genre": genre, "Director": director, "Year": year}
-    labels = [one.text.rstrip(":") for one in view.elements if one.text.rstrip(":") in values]
-    for field, label in zip(view.all("textbox"), labels, strict=True):
-        yield write(field, values[label])
+    # Labels have one or two words, such as "Movie Genre" and "Released Date".
+    values = {"Genre": genre, "Director": director, "Year": year, "Date": year}
+    words = [word for one in view.elements for word in one.text.rstrip(":").split()]
+    wanted = [values[word] for word in words if word in values]
+    for field, text in zip(view.all("textbox"), wanted, strict=True):
+        yield write(field, text)
     yield submit(view)
 
 
@@ -150,12 +152,16 @@ def spinner(view: PageView) -> Iterator[Action]:
 
 @expert("use-slider")
 def slider(view: PageView) -> Iterator[Action]:
-    wanted, current = int(found_in(r"Select (-?\d+)", view.goal)[0]), int(view.one("text").text)
+    wanted = int(found_in(r"Select (-?\d+)", view.goal)[0])
     yield click(view.one("graphic"))
-    current = int(view.one("text").text)
-    yield key("Home" if wanted - current < 0 else "End") if abs(wanted - current) > 40 else key("Shift")
-    while (current := int(view.one("text").text)) != wanted:
-        yield key("ArrowRight" if current < wanted else "ArrowLeft")
+    # A page is a fifth of the slider, and less only where its end is nearer.
+    page = 0
+    while left := wanted - (before := int(view.one("text").text)):
+        if 2 * abs(left) <= page or abs(left) == 1:
+            yield key("ArrowRight" if left > 0 else "ArrowLeft")
+        else:
+            yield key("PageUp" if left > 0 else "PageDown")
+            page = max(page, abs(int(view.one("text").text) - before))
     yield submit(view)
 
 

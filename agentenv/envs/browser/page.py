@@ -23,6 +23,10 @@ SETTLE_MS = 3000
 """Virtual milliseconds after which a page that never rests is looked at all the same."""
 LEAST_MS = 20
 """Virtual milliseconds that every action takes."""
+DRAWN = frozenset({"Image", "Font", "Stylesheet"})
+"""Kinds of requests that change what is to be seen without a script."""
+DRAWN_S = 2.0
+"""Seconds after which the page is looked at without them."""
 MAX_ROUNDS = 20  # of navigations and requests after one action
 MAX_SAID = 500  # characters of an error of the page
 MAX_NOTES = 20  # of what happened during one action
@@ -94,6 +98,7 @@ class Tab:
         self._cdp: Any = None
         self._notes = Notes()
         self._requests = 0
+        self._drawing: set[str] = set()
         self._loads = 0
         self._downloads = 0
         self._world: tuple[int, int] = (-1, 0)  # the load it belongs to, and its id
@@ -121,8 +126,12 @@ class Tab:
         context.on("page", tab._popup)
         tab._cdp = await context.new_cdp_session(page)
         tab._cdp.on("Runtime.bindingCalled", tab._report)
+        tab._cdp.on("Network.requestWillBeSent", tab._asked)
+        tab._cdp.on("Network.loadingFinished", tab._answer)
+        tab._cdp.on("Network.loadingFailed", tab._answer)
         await asyncio.gather(
             tab._cdp.send("Page.enable"),
+            tab._cdp.send("Network.enable"),
             tab._cdp.send("Runtime.enable"),
             tab._cdp.send("Runtime.addBinding", {"name": "agentenvReport"}),
             tab._cdp.send("Page.addScriptToEvaluateOnNewDocument", {"source": prelude(site)}),
@@ -178,6 +187,15 @@ class Tab:
         if len(self._notes.events) < MAX_NOTES:
             # On one line: the page could otherwise write lines like those of the UI tree.
             self._notes.events.append((kind, " ".join(text[:MAX_NOTE].split())))
+
+    def _asked(self, event: dict[str, Any]) -> None:
+        # Told in order with the values of our scripts, unlike what is asked of `_serve`.
+        if event.get("type") in DRAWN:
+            self._drawing.add(event["requestId"])
+
+    def _answer(self, event: dict[str, Any]) -> None:
+        self._drawing.discard(event["requestId"])
+        self._answered.set()
 
     def _loaded(self, *_: Any) -> None:
         self._loads += 1
@@ -302,18 +320,31 @@ class Tab:
 
     async def _settle(self, least_ms: int = LEAST_MS, first: str = "") -> None:
         """Waits until scripts, timers, requests and navigations rest: a condition, never a pause."""
+        most_ms = SETTLE_MS
         for _ in range(MAX_ROUNDS):
             seen = self._loads, self._downloads
-            call = f"{first}agentenv.settle({least_ms}, {SETTLE_MS})"
+            call = f"{first}agentenv.settle({least_ms}, {most_ms})"
             reply = await self._evaluate(call, lost={"leaving": True})
             self._take_notes(reply)
+            most_ms = SETTLE_MS
             if reply["leaving"]:
                 await self._until(lambda seen=seen: (self._loads, self._downloads) != seen)
+            elif self._drawing:
+                await self._drawn()
+                # No time passes on the page while a picture is on its way, as none does where it is there at once.
+                most_ms = 0
             elif self._requests:
                 await self._until(lambda: not self._requests)
             else:
                 return
             least_ms, first = 0, ""
+
+    async def _drawn(self) -> None:
+        """Waits for pictures, fonts and styles; one that never comes holds nothing up for long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DRAWN_S):
+                await self._until(lambda: not self._drawing and not self._requests)
+        self._drawing.clear()
 
     def _take_notes(self, reply: Any) -> None:
         """Takes note of what a script of ours in the page's own world says; its arrays are those that the page may change.

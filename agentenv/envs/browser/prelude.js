@@ -13,6 +13,7 @@
   const realFrame = window.requestAnimationFrame.bind(window);
   const realTimeout = window.setTimeout.bind(window);
   const RealDate = Date;
+  const laidOut = Element.prototype.getBoundingClientRect;
   const report = window.agentenvReport;
   delete window.agentenvReport;
 
@@ -134,6 +135,8 @@
       await task();
     }
     now = Math.max(now, floor);
+    // Styles that have changed ask for pictures and fonts only once they are computed.
+    if (document.documentElement) laidOut.call(document.documentElement);
     const seen = {notes, leaving, looping: dialogs > MAX_DIALOGS};
     [notes, leaving, dialogs] = [[], false, 0];
     return seen;

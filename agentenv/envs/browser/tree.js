@@ -135,13 +135,23 @@
     return {rows, goal: goalOf(goal), title: tidy(document.title), width: innerWidth, height: innerHeight};
   };
   const rehearse = () => { look(""); numbers = new WeakMap(); known.clear(); last = 0; };
+  // The point nearest to the middle of a box at which a click meets the element and nothing that lies over it; the middle
+  // where there is none.
+  const topmost = Document.prototype.elementFromPoint;
+  const SHARES = [0.5, 0.3, 0.7, 0.1, 0.9];
+  const pointOf = (element, box) => {
+    const points = SHARES.flatMap(x => SHARES.map(y => [box[0] + x * (box[2] - box[0]), box[1] + y * (box[3] - box[1])]));
+    const off = ([x, y]) => Math.hypot(x - (box[0] + box[2]) / 2, y - (box[1] + box[3]) / 2);
+    points.sort((one, other) => off(one) - off(other));
+    return points.find(point => ask(element, "contains", topmost.apply(document, point))) || points[0];
+  };
   const place = id => {
     const element = found(id);
     if (!element) return null;
     if (!seenBox(element)) ask(element, "scrollIntoView", {block: "center", inline: "center", behavior: "instant"});
     const lines = ask(element, "getClientRects");
     const box = lines.length > 1 ? [lines[0].left, lines[0].top, lines[0].right, lines[0].bottom] : seenBox(element);
-    return box && [(box[0] + box[2]) / 2, (box[1] + box[3]) / 2];
+    return box && pointOf(element, box);
   };
   const focus = id => {
     const element = found(id);

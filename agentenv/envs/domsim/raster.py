@@ -61,7 +61,7 @@ def _draw(pen: Any, font: Any, element: Element) -> None:
 
 
 def _fitting(text: str, room: float, font: Any, *, end: bool) -> str:
-    """As much of ``text`` as a line of ``room`` pixels holds: its end, as of a field where the caret stands, or its start."""
+    """As much of ``text`` as a line of ``room`` pixels holds: its end, as of a field with the caret there, or its start."""
     line = " ".join(text.splitlines())
     if font.getlength(line) <= room:
         return line

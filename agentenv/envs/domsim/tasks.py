@@ -282,7 +282,8 @@ def generate_domsim_tasks(
         split: Splits share templates and no world.
         templates: Kinds of task.
         infeasible: Share of tasks, spread evenly, that cannot be done, because the record that they are about is missing:
-            of the templates that are about a record, one after the other. They are not joined.
+            of the templates that are about a record, one after the other. They are not joined. They stand between the
+            other tasks, which are the first ones of those without them.
         joined: Templates that one task joins (EvoCUA makes new tasks of atomic capabilities so); with more than 1 they are
             drawn, and what is not sound is thrown away.
         conjunction: How: ``and`` asks for all of them, one after the other, ``or`` for one of them.
@@ -302,25 +303,38 @@ def generate_domsim_tasks(
             f"n={n} must be at least 1, joined={joined} from 1 to the {len(names)} templates, and "
             f"infeasible={infeasible} from 0 to 1"
         )
-    tasks = []
+    tasks, rest, feasible = [], names, 0
     for index in range(n):
-        place = index if joined > 1 else index // len(names)
+        place = feasible if joined > 1 else feasible // len(names)
         # A product of floats may stand a little below its whole number.
         if int((index + 1) * infeasible + 1e-9) > int(index * infeasible + 1e-9):
             place = index
-            name, key, desktop_task = _infeasible(names, f"{split} {seed}", index, held)
+            name, key, desktop_task = _infeasible(rest, f"{split} {seed}", index, held)
+            after = rest.index(name.removeprefix(INFEASIBLE)) + 1
+            rest = (*rest[after:], *rest[:after])
         elif joined == 1:
-            name, key = names[index % len(names)], f"{split} {seed} {index // len(names)}"
-            desktop_task = DesktopTask(name, key)
-            if flaw := flaw_of(desktop_task):
-                raise ConfigurationError(f"the template {name!r} with the seed {key!r} {flaw}")
+            name, key = names[feasible % len(names)], f"{split} {seed} {place}"
+            desktop_task = _sound(name, key)
         else:
             name, key, desktop_task = _synthesized(
-                names, joined, f"{split} {seed} {index}", held, MARKS[conjunction]
+                names, joined, f"{split} {seed} {place}", held, MARKS[conjunction]
             )
-        data = {"template": name, "seed": key}
-        tasks.append(Task(f"{name}/{split}-{seed}-{place}", desktop_task.goal, ("",), split, data))
+        feasible += not desktop_task.impossible
+        number, data = f"{split}-{seed}-{place}", {"template": name, "seed": key}
+        tasks.append(Task(f"{name}/{number}", desktop_task.goal, ("",), split, data))
     return tuple(tasks)
+
+
+def _sound(name: str, key: str) -> DesktopTask:
+    """The task of a template.
+
+    Raises:
+        ConfigurationError: it is not sound.
+    """
+    desktop_task = DesktopTask(name, key)
+    if flaw := flaw_of(desktop_task):
+        raise ConfigurationError(f"the template {name!r} with the seed {key!r} {flaw}")
+    return desktop_task
 
 
 def _held_out(apart_from: Mapping[str, Any] | None, joined: int) -> HeldOutTasks | None:
@@ -345,15 +359,13 @@ def _held_out(apart_from: Mapping[str, Any] | None, joined: int) -> HeldOutTasks
 def _infeasible(
     names: Sequence[str], seed: str, place: int, held: HeldOutTasks | None
 ) -> tuple[str, str, DesktopTask]:
-    """A sound infeasible task of the first template from ``place`` on that has one that is not held out.
-
-    Its kind, its seed and itself.
+    """A sound infeasible task of the first of the templates that has one that is not held out: its kind, seed and itself.
 
     Raises:
         ConfigurationError: none of the templates is about a record, or ``PATIENCE`` draws of each are held out.
     """
-    for offset in range(len(names)):
-        name = INFEASIBLE + names[(place + offset) % len(names)]
+    for template in names:
+        name = INFEASIBLE + template
         for attempt in range(PATIENCE):
             key = f"{seed} infeasible {place}" + (f" {attempt}" if attempt else "")
             try:
