@@ -17,6 +17,7 @@ from agentenv.evaluation.diagnosis import fault_reasons
 from agentenv.evaluation.endpoint_usage import describe_usage, sum_usage
 from agentenv.evaluation.llm_judge import check_judge, open_judge
 from agentenv.evaluation.records import EPISODES, read_records
+from agentenv.evaluation.report.charts import value_text
 from agentenv.evaluation.report.flat_tables import Column, FlatTable, interval_text
 from agentenv.policies.compute import AUTOMATIC, ComputeSettings, use_compute
 from agentenv.policies.policy_spec import check_reached
@@ -330,8 +331,9 @@ def bound_lines(bounds: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """What a score is held against, one line a bound: its mean, or why there is none."""
     lines = []
     for kind, bound in bounds.items():
-        mean = "" if bound.get("mean") is None else f"{bound['mean']:.3f}"
-        lines.append(f"bound {kind:<14}{'  '.join(filter(None, (mean, bound.get('note'))))}")
+        mean, note = bound.get("mean"), bound.get("note")
+        found = f"not measured: {note}" if mean is None else "  ".join(filter(None, (f"{mean:.3f}", note)))
+        lines.append(f"bound {kind:<14}{found}")
     return lines
 
 
@@ -387,4 +389,4 @@ def _show(result: dict[str, Any], console: Console) -> None:
         found = {k: v for k, v in result[what].items() if isinstance(v, float)}
         for kind, value in found.items():
             words = kind.replace("seconds", "").replace("_", " ").split()
-            line(f"{unit} {' '.join(words):<24}{value:.3g}")
+            line(f"{unit} {' '.join(words):<24}{value_text(value)}")

@@ -14,6 +14,7 @@ from agentenv.errors import AgentEnvError
 
 _PACKAGE = str(Path(__file__).parents[1])
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_TYPED = ("<stdin>", "<console>", "<python-input", "<ipython-input")
 _FRAME = re.compile(r'^ *(?:[|] *)*File "(.+)", line (\d{1,9})\b', re.MULTILINE)
 
 Frames = Sequence[tuple[str, int]]
@@ -52,9 +53,13 @@ def _is_own(file: str) -> bool:
 
 
 def _place(frames: Frames) -> str:
-    """The last frame of code that is neither of this package nor installed; where all is, the last one of a file."""
+    """The last frame of code that is neither of this package nor installed; where all is, the last one of a file.
+
+    Where no file holds such code, the last frame of what was typed into an interpreter, or piped into it, comes first.
+    """
     in_files = [frame for frame in frames if not frame[0].startswith("<")]
     own = [frame for frame in in_files if _is_own(frame[0])]
-    for file, line in reversed(own or in_files):
+    typed = [frame for frame in frames if frame[0].startswith(_TYPED)]
+    for file, line in reversed(own or typed or in_files):
         return f"{Path(file).name}, line {line}"
     return ""

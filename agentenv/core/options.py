@@ -50,7 +50,7 @@ def own_part(kind: str, name: str, registered: Iterable[str], others: Mapping[st
     """
     if not is_class(name):
         raise UnknownName.among(kind, name, registered, others)
-    found = load_own(name, kind)
+    found = load_own(name, kind, called=True)
     if not callable(found):
         raise ConfigurationError(f"the {kind} {name!r} is {reprlib.repr(found)}, which cannot be called")
     return found

@@ -171,19 +171,20 @@ def load_class(entry_point: str, extra: str = "") -> type[Env[Any]]:
         MissingExtra: the module needs ``extra``, which is not installed.
         ConfigurationError: no such module or class, or the class is no ``Env``.
     """
-    found = import_named(entry_point, "class", extra)
+    found = import_named(entry_point, "class", extra, called=True)
     if not (isinstance(found, type) and issubclass(found, Env)):
         raise ConfigurationError(f"{entry_point} is no subclass of agentenv.Env")
     return found
 
 
-def import_named(entry_point: str, kind: str, extra: str = "") -> Any:
+def import_named(entry_point: str, kind: str, extra: str = "", *, called: bool = False) -> Any:
     """What ``module:name`` names.
 
     Args:
         entry_point: ``module:name``.
         kind: What is looked for, in words.
         extra: The extra of agentenv-suite that installs what the module needs.
+        called: Whether it will be called, so that an error proposes no mapping in its place.
 
     Raises:
         MissingExtra: the module needs ``extra``, which is not installed.
@@ -200,26 +201,26 @@ def import_named(entry_point: str, kind: str, extra: str = "") -> Any:
         raise ConfigurationError(f"cannot import {entry_point}: {error}{where}") from error
     except AttributeError as error:
         if module in sys.modules:
-            complaint = UnknownName.among(kind, entry_point, _defined_in(module))
+            complaint = UnknownName.among(kind, entry_point, _defined_in(module, mappings=not called))
             raise ConfigurationError(str(complaint)) from error
         raise ConfigurationError(f"importing {module} failed: {describe_error(error)}") from error
     except (Exception, SystemExit) as error:
         raise ConfigurationError(f"importing {module} failed: {describe_error(error)}") from error
 
 
-def load_own(entry_point: str, kind: str) -> Any:
+def load_own(entry_point: str, kind: str, *, called: bool = False) -> Any:
     """What ``module:name`` names, whose module is looked for in the current folder first; as `import_named` otherwise."""
     with _current_folder_first():
-        return import_named(entry_point, kind)
+        return import_named(entry_point, kind, called=called)
 
 
-def _defined_in(module: str) -> list[str]:
-    """The classes and functions that a module defines, its mappings and what else can be called, as ``module:name``."""
+def _defined_in(module: str, *, mappings: bool) -> list[str]:
+    """The classes and functions that a module defines and what else can be called, as ``module:name``; its mappings too."""
     found = vars(sys.modules[module])
     return [
         f"{module}:{name}"
         for name, value in found.items()
-        if (callable(value) or (isinstance(value, Mapping) and not name.startswith("__")))
+        if (callable(value) or (mappings and isinstance(value, Mapping) and not name.startswith("__")))
         and (getattr(value, "__module__", None) == module or not hasattr(value, "__qualname__"))
     ]
 

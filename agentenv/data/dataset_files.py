@@ -67,8 +67,10 @@ class RawRow:
     def text(self, *names: str) -> str:
         """A field that holds text, stripped and not blank."""
         value = self.value(*names)
-        if not isinstance(value, str) or not value.strip():
+        if not isinstance(value, str):
             raise DatasetError(f"{self.place}: {names[0]} must be text, not {_short(value)}.")
+        if not value.strip():
+            raise DatasetError(f"{self.place}: {names[0]} is empty.")
         return value.strip()
 
     def id(self, *names: str) -> str:
@@ -284,10 +286,13 @@ def _json(text: str, place: str) -> Any:
 
 def _record(value: Any, place: str) -> RawRow:
     if isinstance(value, tuple):
-        raise DatasetError(
-            f"{place} has {value[0]} columns and the head line {value[1]}; "
-            "a value that contains the delimiter must stand in quotes."
+        found, wanted = value
+        hint = (
+            "a value that contains the delimiter must stand in quotes"
+            if found > wanted
+            else "a cell is missing"
         )
+        raise DatasetError(f"{place} has {found} columns and the head line {wanted}; {hint}.")
     if not isinstance(value, dict):
         raise DatasetError(f"{place} must be a JSON object, not {_short(value)}.")
     return RawRow(value, place)

@@ -209,8 +209,20 @@ def _load(name: str, data: Path | None, split: str | None) -> Dataset:
             raise DatasetError(f"{name!r} {found}; give a file of questions, or the name of a set.")
         return replace(load_dataset("jsonl", Path(name), split=split), name=_space(name))
     if name not in SETS:
-        raise UnknownName.among("dataset", name, (*SETS, *PROGRAM_SETS, WORLD, OWN), OTHER_NAMES)
+        raise _unknown(name)
     return load_dataset(name, data, split=split)
+
+
+def _unknown(name: str) -> ConfigurationError:
+    """What is wrong with a name of no set: that it is no format's, if a file or a folder here is called so."""
+    if is_existing_file(name):
+        return DatasetError(
+            f"{name!r} is a file whose name has none of the endings of a question file: {', '.join(FORMATS)}; "
+            "all but .parquet may have .gz behind them."
+        )
+    if existing_path(name):
+        return DatasetError(f"{name!r} is a folder; give a file of questions, or the name of a set.")
+    return UnknownName.among("dataset", name, (*SETS, *PROGRAM_SETS, WORLD, OWN), OTHER_NAMES)
 
 
 def _refuse_beside_others(names: Sequence[str]) -> None:
@@ -329,7 +341,7 @@ def check_source(dataset: str, split: str | None, data: Path | None) -> None:
             if is_file_name(name):
                 continue
             if name not in SETS:
-                raise UnknownName.among("dataset", name, (*SETS, *PROGRAM_SETS, WORLD, OWN), OTHER_NAMES)
+                raise _unknown(name)
             if split is not None:
                 check_split(name, split, data)
 

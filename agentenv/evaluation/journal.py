@@ -139,6 +139,14 @@ def is_of(directory: Path, config: Mapping[str, Mapping[str, Any]]) -> bool:
         return False
 
 
+def holds_evaluation(directory: Path) -> bool:
+    """Whether ``directory`` holds an evaluation of any configuration, begun or finished."""
+    try:
+        return "benchmark" in _held(directory / CONFIG)
+    except (ConfigurationError, OSError):
+        return False
+
+
 def _held(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))

@@ -108,10 +108,15 @@ def moved(model: Any, device: Any) -> Any:
     return model
 
 
-def _read(path: Path, base: Path, compute: Compute) -> tuple[Any, Any]:
+def hide_progress_bars() -> None:
+    """Keeps transformers from drawing a bar whenever it reads or writes weights."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+
+
+def _read(path: Path, base: Path, compute: Compute) -> tuple[Any, Any]:
+    hide_progress_bars()
     read = "model"
     try:
         model, report = _class_of(base).from_pretrained(

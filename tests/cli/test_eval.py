@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from agentenv.cli.eval import bound_lines
 from agentenv.cli.main import main
 from agentenv.data.world import WorldConfig, write_world
 from agentenv.policies.card import EpisodeCard, write_card
@@ -355,3 +356,13 @@ def test_a_suite_goes_on_and_refuses_another(
     suite.write_text(head)
     assert main(argv) == 1
     assert "['one', 'two']" in capsys.readouterr().err
+
+
+def test_a_bound_without_a_mean_is_said_not_to_be_measured() -> None:
+    bounds: dict[str, dict[str, Any]] = {
+        "expert": {"note": "no path"},
+        "oracle": {"mean": 0.5, "note": "below"},
+        "closed_book": {"mean": 0.0},
+    }
+    said = bound_lines(bounds)
+    assert [line.split(maxsplit=2)[2] for line in said] == ["not measured: no path", "0.500  below", "0.000"]

@@ -4,6 +4,9 @@ import json
 import threading
 import traceback
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from agentenv.core.env_contract import CHECKS, check_env
 from agentenv.core.env_lifecycle import reason_of
@@ -40,6 +43,15 @@ def test_an_error_without_own_code_has_the_last_place_of_all() -> None:
     text = f'  File "{json.__file__}", line 3, in f\n  File "{json.decoder.__file__}", line 7, in g\nE: x'
     assert place_in(text) == "decoder.py, line 7"
     assert place_of(SyntaxError("it says itself where it is")) == ""
+
+
+def test_what_was_piped_into_an_interpreter_is_named_where_no_file_holds_the_authors_code() -> None:
+    typed: dict[str, Any] = {}
+    exec(compile("def fail(pairs):\n    raise KeyError(1)\n", "<stdin>", "exec"), typed)
+    with pytest.raises(KeyError) as raised_there:
+        json.loads("{}", object_hook=typed["fail"])
+    error, frames = raised_there.value, raised_there.value.__traceback__
+    assert place_of(error.with_traceback(frames and frames.tb_next)) == "<stdin>, line 2"
 
 
 def test_the_reason_of_an_episode_names_the_line_of_the_environment() -> None:

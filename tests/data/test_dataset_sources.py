@@ -152,7 +152,7 @@ def test_every_malformed_record_has_its_sentence_with_file_and_line(tmp_path: Pa
     assert len(sentences) == 7
     at = {line: next(s for s in sentences if s.startswith(f"{file}, line {line}")) for line in range(2, 9)}
     assert "no valid JSON" in at[2]
-    assert "question must be text" in at[3]
+    assert "question is empty" in at[3]
     assert "a list inside the list" in at[4]
     assert "'a' occurs twice" in at[5]
     assert "null" in at[6]
@@ -173,6 +173,11 @@ def test_a_table_says_which_row_has_other_columns(tmp_path: Path) -> None:
     file.write_text('Question,Answer\n"Who,\nthen?",Ann\nWho?,Ann,Bea\n')
     (told,) = refused("bamboogle", file)
     assert told.startswith(f"{file}, line 4 has 3 columns and the head line 2")
+    assert "quotes" in told
+    file.write_text("Question,Answer\nWho?\n")
+    (told,) = refused("bamboogle", file)
+    assert told.startswith(f"{file}, line 2 has 1 columns and the head line 2")
+    assert "quotes" not in told  # nothing is quoted wrongly where a cell is missing
     file.write_text('Question,Answer\n"open,Ann\n')
     assert file.name in refused("bamboogle", file)[0]
 

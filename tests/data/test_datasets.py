@@ -206,7 +206,7 @@ def test_a_fictional_world_declares_its_split(tmp_path: Path) -> None:
         ({**ROW, "golden_answers": [True]}, "True is no text"),
         ({**ROW, "golden_answers": {"text": "Ann"}}, "is no text"),
         ({**ROW, "golden_answers": [" "]}, "blank"),
-        ({**ROW, "question": " "}, "question must be text"),
+        ({**ROW, "question": " "}, "question is empty"),
         ({**ROW, "question": ["Who?"]}, "question must be text"),
         ({**ROW, "id": True}, "id must be text"),
         ({**ROW, "id": "b", "supporting_ids": "d1"}, "supporting_ids must be a list"),

@@ -260,13 +260,20 @@ def test_a_file_whose_name_holds_a_comma_is_one_file(tmp_path: Path) -> None:
     ],
 )
 def test_sets_that_do_not_go_together_are_refused_before_any_is_read(
-    dataset: str, data: str | None, name: str, sets: tuple[Path, Path]
+    dataset: str, data: str | None, name: str, sets: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = None if data is None else sets[0].parent
     with pytest.raises(ConfigurationError, match=name):
         check_source(dataset.replace("FIRST", str(sets[0])), None, folder)
     with pytest.raises(UnknownName, match="devv"):
         check_source("hotpotqa,musique", "devv", None)
+    monkeypatch.chdir(sets[0].parent)
+    Path("questions.txt").write_text("{}")
+    with pytest.raises(DatasetError, match=r"'questions\.txt'.*\.jsonl"):  # a file, and not the name of a set
+        check_source("hotpotqa,questions.txt", None, None)
+    Path("mine").mkdir()
+    with pytest.raises(DatasetError, match="'mine' is a folder"):
+        check_source("hotpotqa,mine", None, None)
     with pytest.raises(ConfigurationError, match="'world' cannot be asked together"):
         check_source("hotpotqa,world", None, None)  # and not: did you mean 'world'?
     with pytest.raises(DatasetError, match="nowhere"):

@@ -158,3 +158,12 @@ def test_a_corpus_that_is_not_there_is_said_before_an_encoder_is_loaded(tmp_path
     with pytest.raises(CorpusError, match="There is no"):
         Build(tmp_path / "corpus.jsonl", tmp_path / "out", "Flat", "st:nowhere").run()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_specification_where_a_folder_belongs_is_told_the_folder(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Build(corpus, tmp_path / "index", "bm25").run()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"'bm25:index'.* 'index'"):
+        Query(Path("bm25:index"), "who?").run()

@@ -84,7 +84,7 @@ class Program:
     @cached_property
     def function(self) -> Callable[..., Any]:
         """What a function's address names; its module is looked for in the current folder first."""
-        function: Callable[..., Any] = load_own(self.address.removeprefix(FUNCTION), "function")
+        function: Callable[..., Any] = load_own(self.address.removeprefix(FUNCTION), "function", called=True)
         return function
 
     async def run(self, task: Task, base_url: str, api_key: str) -> str:

@@ -283,8 +283,7 @@ class SearchEnv(AsyncEnv[SearchState]):
             return None
         if not (state.queries or state.task.data.get("path")):
             raise ConfigurationError(
-                f"task {state.task.id!r} carries no data['path'] of searches, so the expert does not know what to search "
-                "for and its score is not measured"
+                f"task {state.task.id!r} carries no data['path'] of searches, so the expert does not know what to search for"
             )
         if needed := state.task.data.get("supporting_ids"):
             lines = [self.search.format.passages([state.by_id[one]]) for one in needed if one in state.by_id]

@@ -78,6 +78,11 @@ def read_card(folder: Path, kind: str | None = None) -> Card:
     """
     path = folder / CARD_FILE
     if not path.is_file():
+        alone = Path(str(folder).partition(":")[2])
+        if alone.name and (alone / CARD_FILE).is_file():
+            raise ConfigurationError(
+                f"There is no folder {str(folder)!r}; name the folder alone: {str(alone)!r}."
+            )
         raise ConfigurationError(f"{folder} holds no retriever; make one with `agentenv retriever build`.")
     try:
         values = json.loads(path.read_text(encoding="utf-8"))

@@ -33,6 +33,7 @@ from agentenv.core.io.strict_json import read_json_text
 from agentenv.core.io.weight_digests import DIGESTS, check_weight_digests, write_weight_digests
 from agentenv.core.trajectory import Trajectory, to_record
 from agentenv.errors import CheckpointMismatch, ConfigurationError
+from agentenv.evaluation.journal import holds_evaluation
 from agentenv.evaluation.records import PAGE, RESULTS, read_evaluation, read_json
 from agentenv.evaluation.report.page import LOG
 from agentenv.evaluation.report.report import CHANGES
@@ -437,6 +438,10 @@ def _alone(path: Path) -> AbstractContextManager[None]:
 
 def _refuse_run(path: Path) -> None:
     if (path / CONFIG).exists():
+        if holds_evaluation(path):
+            raise ConfigurationError(
+                f"{path} holds an evaluation, and a training run needs a folder of its own: choose another --out"
+            )
         raise ConfigurationError(
             f"{path} holds a run already: continue it with --resume {path}, or choose another --out"
         )

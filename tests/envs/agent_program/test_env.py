@@ -275,6 +275,12 @@ def test_options_that_cannot_be_are_refused(options: dict[str, Any], named: str)
         AgentProgram(**options)
 
 
+def test_only_what_can_be_called_is_proposed_in_place_of_a_function_that_does_not_exist() -> None:
+    with pytest.raises(ConfigurationError, match=r"agents:AD'") as refused:
+        AgentProgram(agent="python:agents:AD")
+    assert "agents:ADD" not in str(refused.value)  # a mapping of that module
+
+
 def test_a_command_that_does_not_exist_is_named() -> None:
     env = AgentProgram(agent="stdio:no-such-agent --now")
     with pytest.raises(EnvFault, match="'no-such-agent' cannot be started"):

@@ -314,6 +314,13 @@ def test_a_run_that_cannot_be_begun_leaves_nothing_and_says_why(
     assert [*tmp_path.iterdir()] == []
 
 
+def test_the_folder_of_an_evaluation_is_not_proposed_to_be_resumed(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text('[benchmark]\ndataset = "hotpotqa"\n')
+    with pytest.raises(ConfigurationError, match="evaluation") as refused:
+        RunFolder.create(tmp_path, TrainConfig())
+    assert "--resume" not in str(refused.value)
+
+
 def test_whoever_loses_a_folder_leaves_the_files_of_whoever_has_it(tmp_path: Path) -> None:
     """Both have looked before either of them wrote."""
     path = tmp_path / "run"
