@@ -83,3 +83,12 @@ def test_without_tools_nothing_is_called() -> None:
 )
 def test_what_an_expert_writes(action: str, turn: AssistantTurn) -> None:
     assert expert_turn(action, TOOLS) == turn
+
+
+@pytest.mark.parametrize(
+    ("thinking", "text"),
+    [(None, "<a>1</a>"), ("", "<a>1</a>"), ("Hm.", "<think>Hm.</think>\n<a>1</a>")],
+)
+def test_an_empty_thought_is_none(thinking: str | None, text: str) -> None:
+    """Some templates end the thinking in every turn; a reward that asks for thoughts found tags without one."""
+    assert AssistantTurn(thinking, "<a>1</a>").with_thinking == text

@@ -32,6 +32,7 @@ from agentenv.core.types import (
 )
 from agentenv.envs.calculator import Calculator
 from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.evaluation.runner import to_record
 from agentenv.policies.fakes import ByteTokenizer, chat_tokenizer
 from agentenv.policies.scripted import ScriptedPolicy
 
@@ -115,6 +116,8 @@ def test_a_call_that_turn_tokens_cut_off_is_told_so_to_the_policy_and_in_the_rec
     assert [message.text for message in first.observation] == ["2", CUT_OFF]
     assert [result.text for result in first.tool_results] == ["2", CUT_OFF]
     assert (first.valid, second.valid) == (False, True)
+    assert [turn.cut for turn in played.turns] == [True, False, False]
+    assert [turn.get("cut", False) for turn in to_record(played)["turns"]] == [True, False, False]
     assert [result.text for result in second.tool_results] == ["2"]
 
 
