@@ -1,66 +1,65 @@
-"""What the experts of the shipped environments earn in the chat format ``native``, against what they earn in tags."""
+"""Every expert earns in its model's native form what it earns by tags: thoughts count, and tools do what tags do."""
 
 import asyncio
+import json
+import re
 from typing import Any
 
 import pytest
 
-from agentenv.core.chat import InlineFormat, ends_of_turn
-from agentenv.core.native_format import NativeFormat
-from agentenv.core.protocols import ChatFormat
-from agentenv.core.registry import make
-from agentenv.core.rollout import EpisodeSpec, RolloutConfig
-from agentenv.core.trajectory import Trajectory
-from agentenv.core.types import Task
-from agentenv.policies.fakes import ByteTokenizer
-from agentenv.policies.scripted import ScriptedPolicy
-from agentenv.trainers.strategies.demonstrations import expert_actions, spell
-from agentenv.trainers.strategies.rollout_context import RolloutContext
-from tests.core.test_native_families import MODELS
+import agentenv
+from agentenv.core.assistant_turns import AssistantTurn, NativeCall
+from agentenv.core.env import Env
+from agentenv.core.types import EndReason
+from agentenv.envs.search.search_env import SearchEnv
+from agentenv.envs.sql import Sql
+from tests.envs.test_registered import SMALLER, missing
 
-pytest.importorskip("transformers", reason="needs the train extra")
-
-LEARNERS = ("Qwen2.5", "Qwen3", "Llama 3.2", "gpt-oss", "GLM-4.7", "Mistral (v3)")
-SEARCHES = (
-    "LocalSearch",
-    "SimulatedSearch",
-    "LongSearch",
-    "SearchSolver",
-    "JudgedSearch",
-    "HybridSearch",
-    "Rewrite",
-    "HierarchicalSearch",
-    "AgentSearch",
-    "OrganisationSearch",
-    "SearchProposer",
-)
-OTHERS = ("Calculator", "Code", "TraceCode", "SQL", "ReExSQL", "DomSim", "SemiOnlineGUI")
-CALLED = ("Calculator", "LocalSearch", "LongSearch", "SearchSolver", "SimulatedSearch")
-"""Those whose actions are calls of tools."""
+NO_EXPERT = ("<search> it </search>", "<answer> ready </answer>")
 
 
-def shown(name: str, task: Task, chat: ChatFormat, tokenizer: Any) -> Trajectory:
-    env = make(f"agentenv/{name}-v0")
-    config = RolloutConfig(context_tokens=200_000, turn_tokens=20_000, stop=getattr(env, "stop", ()))
-    context = RolloutContext(ScriptedPolicy({}, tokenizer), chat, config, tokenizer.decode)
-    try:
-        return asyncio.run(spell(EpisodeSpec(env, task, 0), context, expert_actions))
-    finally:
-        env.close()
+def in_native_form(env: Env[Any], action: str) -> AssistantTurn:
+    """``action`` as a model writes it that thinks in a part of its own, and calls tools where some are declared."""
+    thought, _, content = action.removeprefix("<think>").partition("</think>")
+    said = (
+        AssistantTurn(thought, content.strip())
+        if action.startswith("<think>")
+        else AssistantTurn(None, action)
+    )
+    if (call := re.fullmatch("<tool_call>(.*)</tool_call>", action)) is not None and env.native_tools():
+        written = json.loads(call[1])
+        return AssistantTurn(None, "", (NativeCall(written["name"], written["arguments"]),))
+    for tool in (form.to_openai()["function"] for form in env.native_tools()):
+        if (tag := re.search(f"<{tool['name']}>(.*?)</{tool['name']}>", action, re.DOTALL)) is not None:
+            (argument,) = tool["parameters"]["properties"]
+            return AssistantTurn(None, "", (NativeCall(tool["name"], {argument: tag[1]}),))
+    return said
 
 
-@pytest.mark.parametrize("name", [*SEARCHES, *OTHERS])
-def test_an_expert_earns_natively_what_it_earns_in_tags(name: str) -> None:
-    env = make(f"agentenv/{name}-v0")
-    task = next(iter(env.held_tasks() or type(env).make_tasks(1, seed=1)))
+def earned(env: Env[Any], *, native: bool) -> list[tuple[float, EndReason | None]]:
+    """What each turn of the expert earns, and how the episode ends."""
+    env.native = native
+    env.reset(seed=3)
+    actions = env.expert() or (NO_EXPERT if isinstance(env, SearchEnv) else ())
+    said = [env.native_action(in_native_form(env, action)) if native else action for action in actions]
+    steps = [asyncio.run(env.astep(action)) for action in said]
+    return [(step.reward, step.info.get("end_reason")) for step in steps]
+
+
+@pytest.mark.parametrize("id", [id for id in agentenv.registered() if id.startswith("agentenv/")])
+def test_an_expert_earns_in_the_native_form_what_it_earns_by_tags(id: str) -> None:
+    if reason := missing(id):
+        pytest.skip(reason)
+    env = agentenv.make(id, **SMALLER.get(id, {}))
+    by_tags, natively = earned(env, native=False), earned(env, native=True)
     env.close()
-    tokenizer = ByteTokenizer()
-    usual = shown(name, task, InlineFormat(tokenizer), tokenizer)
-    assert usual.reward > 0
-    for learner in LEARNERS:
-        tokenizer = MODELS[learner].tokenizer()
-        chat = NativeFormat(tokenizer, ends=ends_of_turn(tokenizer))
-        native = shown(name, task, chat, tokenizer)
-        assert (native.reward, native.end_reason) == (usual.reward, usual.end_reason), (learner, native.error)
-        assert [turn.valid for turn in native.turns] == [turn.valid for turn in usual.turns]
-        assert bool(chat.family.read_alone(native.turns[0].action, {"": {}}).calls) is (name in CALLED)
+    if not by_tags:
+        pytest.skip(env.no_expert)
+    assert by_tags[-1][1] is not None
+    assert natively == by_tags
+
+
+def test_a_form_that_asks_for_a_thought_finds_that_of_the_model() -> None:
+    env = Sql(reward="think2sql")
+    assert earned(env, native=True) == earned(env, native=False)
+    env.close()
