@@ -18,9 +18,17 @@ from typing import Any, Literal, Self, get_args
 from agentenv.core.io.files import replacing
 from agentenv.core.types import Task
 from agentenv.data.dataset_files import RawRow, find_file, read_records
-from agentenv.envs.gui.actions import Action, ActionKind, Direction, Unreadable, action_from, action_members
+from agentenv.envs.gui.actions import (
+    Action,
+    ActionKind,
+    Direction,
+    Point,
+    Unreadable,
+    action_from,
+    action_members,
+)
 from agentenv.envs.gui.matching import Gold, Size, finger_direction
-from agentenv.envs.gui.screen import Box, Screen, at_caret, focused, from_json, resized, to_json
+from agentenv.envs.gui.screen import Box, Element, Screen, at_caret, focused, from_json, resized, to_json
 from agentenv.errors import DatasetError, MissingExtra
 
 Annotation = Literal["GOOD", "HARMFUL", "NEUTRAL"]
@@ -268,17 +276,30 @@ def expert_action(step: RecordedStep, *, by_id: bool = False) -> Action:
 
     Args:
         step: What the expert did.
-        by_id: Names the smallest element at each place, where the screen has a tree with one there.
+        by_id: Names the element with the expert's box, or else the smallest at the place, where the screen has a tree with
+            one there; places stay where a drag ends elsewhere than in the middle of an element.
     """
     action = step.gold.action
     if by_id and action.kind is not ActionKind.SWIPE:
-        at, to = (step.screen.at(place) if place else None for place in (action.point, action.end))
+        at = _meant(step, action.point) if action.point else None
+        to = _centred(step.screen.elements or (), action.end)
         known = (at is not None or action.point is None) and (to is not None or action.end is None)
         if known:
             return replace(
                 action, point=None, end=None, id=at.id if at else None, end_id=to.id if to else None
             )
     return rescaled(action, step.gold.size, step.display_size)
+
+
+def _meant(step: RecordedStep, place: Point) -> Element | None:
+    """The element at ``place`` with the expert's box; without one the smallest there, which may lie over what is meant."""
+    boxed = [element for element in step.screen.elements or () if element.box in step.gold.boxes]
+    return _centred(boxed, place) or step.screen.at(place)
+
+
+def _centred(elements: Iterable[Element], place: Point | None) -> Element | None:
+    """The first element whose middle is ``place``."""
+    return next((element for element in elements if element.box.centre == place), None)
 
 
 def rescaled(action: Action, original: Size, display_size: Size) -> Action:

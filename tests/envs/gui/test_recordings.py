@@ -10,9 +10,16 @@ import pytest
 from agentenv.envs.domsim.env import DomSim
 from agentenv.envs.gui.actions import Action, ActionKind
 from agentenv.envs.gui.cards import ceilings, gold_replay
-from agentenv.envs.gui.recorder import record, write_dataset
-from agentenv.envs.gui.recordings import Recording, expert_action, load_recordings, write_recordings
-from agentenv.envs.gui.screen import Box
+from agentenv.envs.gui.matching import MATCHERS, Gold
+from agentenv.envs.gui.recorder import boxes_of, record, write_dataset
+from agentenv.envs.gui.recordings import (
+    RecordedStep,
+    Recording,
+    expert_action,
+    load_recordings,
+    write_recordings,
+)
+from agentenv.envs.gui.screen import Box, Element, Screen, pointed
 from agentenv.errors import ConfigurationError, DatasetError
 
 needs_data = pytest.mark.skipif(not os.environ.get("AGENTENV_DATA"), reason="AGENTENV_DATA names no folder")
@@ -111,6 +118,29 @@ def test_every_recorded_action_is_the_experts_by_place_and_by_id() -> None:
                 ActionKind.SELECT,
                 ActionKind.DRAG,
             )
+
+
+def test_an_id_names_what_the_expert_means_or_places_stay() -> None:
+    size = (336, 224)
+    area, below = (
+        Element("1", "img", "", Box(0, 50, 160, 210)),
+        Element("2", "button", "", Box(40, 80, 80, 120)),
+    )
+    above = Element("3", "button", "", Box(50, 90, 90, 130))
+    screen = Screen(*size, "page", (area, below, above))
+
+    def named(action: Action) -> Action:
+        shown = pointed(action, screen)
+        step = RecordedStep(screen, Gold(shown, size, boxes_of(action, screen)))
+        read = expert_action(step, by_id=True)
+        assert MATCHERS["agentenv"](pointed(read, screen), step.gold, size).exact
+        return read
+
+    for id in ("1", "2", "3"):
+        assert named(Action(ActionKind.CLICK, id=id)).id == id
+    assert named(Action(ActionKind.DRAG, id="2", end_id="1")).end_id == "1"
+    moved = named(Action(ActionKind.DRAG, id="2", end=(60, 140)))
+    assert (moved.id, moved.point, moved.end) == (None, (60, 100), (60, 140))
 
 
 def test_a_failed_run_and_nothing_are_no_data_set(tmp_path: Path) -> None:
