@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -65,6 +66,18 @@ def test_training_page_holds_before_after_bounds_curves_and_warnings(training_fo
     assert "rollout seconds" in page.words
     assert page.names.count("polyline") == 12  # one for each curve of the made-up run
     assert page.names.count("polygon") == 1  # only dev_score has an interval
+
+
+def test_among_several_environments_the_difference_says_what_it_is_of(training_folder: Path) -> None:
+    path = training_folder / "results.json"
+    results = json.loads(path.read_text())
+    for name in ("before", "after"):
+        results[f"{name}-sums"] = results[name]
+        shutil.copytree(
+            training_folder / "evaluation" / name, training_folder / "evaluation" / f"{name}-sums"
+        )
+    path.write_text(json.dumps(results))
+    assert "difference of after and before, same questions" in Tags(write_report(training_folder)).words
 
 
 def test_the_page_says_in_which_steps_episodes_failed(training_folder: Path) -> None:
