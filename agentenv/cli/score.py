@@ -70,8 +70,8 @@ class ScoreFile:
         notes = [f"{count} without {part}" for part, count in result["missing"].items() if count]
         if result.get("ungraded"):
             notes.append(f"{result['ungraded']} left out because their gold query fails here")
-        if result.get("unknown"):
-            notes.append(f"{result['unknown']} predictions of other questions left out")
+        if unknown := result.get("unknown"):
+            notes.append(f"{unknown} prediction{'s' * (unknown > 1)} of other questions left out")
         console.print(
             ", ".join([f"{result['dataset']}: {result['n']} questions", *notes]),
             markup=False,

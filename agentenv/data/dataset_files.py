@@ -292,7 +292,9 @@ def _record(value: Any, place: str) -> RawRow:
             if found > wanted
             else "a cell is missing"
         )
-        raise DatasetError(f"{place} has {found} columns and the head line {wanted}; {hint}.")
+        raise DatasetError(
+            f"{place} has {found} column{'s' * (found > 1)} and the head line {wanted}; {hint}."
+        )
     if not isinstance(value, dict):
         raise DatasetError(f"{place} must be a JSON object, not {_short(value)}.")
     return RawRow(value, place)

@@ -347,8 +347,14 @@ def _asked(held: Sequence[Trajectory]) -> list[Trajectory]:
 
 def _stopping(failed: Sequence[Trajectory]) -> Fault:
     environment = any(trajectory.end_reason is EndReason.ENV_FAULT for trajectory in failed)
+    several = len(failed) > 1
+    what = (
+        f"{len(failed)} episodes in a row that failed and count"
+        if several
+        else "an episode that failed and counts"
+    )
     return (EnvFault if environment else PolicyFault)(
-        f"the evaluation stopped after {len(failed)} episodes in a row that failed and count in no score: "
+        f"the evaluation stopped after {what} in no score: "
         f"{reason_of(failed[-1])}; what was finished before is kept, and the same evaluation goes on from there"
     )
 

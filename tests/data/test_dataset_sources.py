@@ -176,7 +176,7 @@ def test_a_table_says_which_row_has_other_columns(tmp_path: Path) -> None:
     assert "quotes" in told
     file.write_text("Question,Answer\nWho?\n")
     (told,) = refused("bamboogle", file)
-    assert told.startswith(f"{file}, line 2 has 1 columns and the head line 2")
+    assert told.startswith(f"{file}, line 2 has 1 column and the head line 2")
     assert "quotes" not in told  # nothing is quoted wrongly where a cell is missing
     file.write_text('Question,Answer\n"open,Ann\n')
     assert file.name in refused("bamboogle", file)[0]
