@@ -295,8 +295,8 @@ def _show_suite(result: dict[str, Any], console: Console) -> None:
             console.print(f"  {name} is INCOMPLETE: {part['incomplete']}", markup=False)
     if result["faults"]:
         console.print(
-            f"  {result['faults']} episodes met an infrastructure failure and are in no score; the same command with "
-            "--retry-faults plays them again",
+            f"  Infrastructure failures took {result['faults']} episode{'s' * (result['faults'] > 1)} out of every score; "
+            "the same command with --retry-faults plays again what failed",
             markup=False,
         )
     for what, value in describe_usage(sum_usage(result["suite"].values())).items():

@@ -377,7 +377,7 @@ def test_a_suite_says_how_many_episodes_are_in_no_score_and_which_set_is_incompl
         assert main(argv) == 1
     shown = " ".join(capsys.readouterr().out.split())
     assert "one is INCOMPLETE: The budget of 2 requests" in shown
-    assert "1 episodes met an infrastructure failure and are in no score" in shown
+    assert "Infrastructure failures took 1 episode out of every score" in shown
     assert "faults" in shown.partition("one")[0]
 
 

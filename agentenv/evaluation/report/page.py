@@ -165,7 +165,11 @@ def facts_of(results: Json) -> list[tuple[str, str]]:
     """What was evaluated, for the head of the page."""
     known = [(key, results.get(key)) for key in ("policy", "retriever", "seed")]
     known += list(results.get("settings", {}).items())
-    return [(key.replace("_", " "), str(value)) for key, value in known if value not in (None, "", {})]
+    return [(key.replace("_", " "), _shown(value)) for key, value in known if value not in (None, "", {})]
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else str(value)
 
 
 def levels_of(scores: Mapping[str, Any], kind: str = "run") -> list[Level]:
