@@ -1,38 +1,24 @@
 """A corpus from documents: text, Markdown, HTML and PDF files, cut at their headings into passages of some hundred words."""
 
 import logging
+import os
 import re
-import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from agentenv.core.grammar import encodable
 from agentenv.core.types import Document
 from agentenv.errors import ConfigurationError, MissingExtra, first_line
+from agentenv.retrievers.building.markdown import Section, markdown_sections
+from agentenv.retrievers.building.pdf_text import as_written
 
 WORDS = 100
 """Words of a passage, as in DPR (Karpukhin et al. 2020, arXiv:2004.04906, section 4.1)."""
 _WORD = re.compile(r"[⺀-鿿가-힯豈-﫿]|[^\s⺀-鿿가-힯豈-﫿]{1,40}")
 """A word, a letter of Chinese, Japanese or Korean, or 40 letters of a script that sets no blanks."""
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|(?<=[。！？])")  # noqa: RUF001
-_HEADING = re.compile(r"(#{1,6})\s+(.*)$")
-_UNDERLINE = re.compile(r"(=+|-{2,})\s*$")
-_FENCE = re.compile(r"\s*(```|~~~)")
-_FRONT_MATTER = re.compile(r"\A---\n.*?\n(?:---|\.\.\.)\n", re.DOTALL)
-# Neither reads over its own beginning, so that no text takes them the square of its length.
-_LINK = re.compile(r"!?\[([^\[\]\n]*)\]\([^()\n]*\)")
-_COMMENT = re.compile(r"<!--(?:(?!<!--).)*?-->", re.DOTALL)
-
-
-@dataclass(frozen=True)
-class Section:
-    """What stands under one heading of a document."""
-
-    headings: tuple[str, ...]
-    """From the first level to its own."""
-    text: str
-    """Paragraphs are parted by empty lines."""
 
 
 @dataclass
@@ -61,7 +47,7 @@ def read_passages(source: Path, words: int, done: DocumentsRead) -> Iterator[Doc
         ConfigurationError: there is no such file or folder.
         MissingExtra: there are files that take a package which is not installed.
     """
-    return _passages(source, _files(source), words, done)
+    return _passages(source, _files(source, done), words, done)
 
 
 def _passages(source: Path, files: list[Path], words: int, done: DocumentsRead) -> Iterator[Document]:
@@ -90,15 +76,27 @@ def _passages(source: Path, files: list[Path], words: int, done: DocumentsRead) 
         done.passages += place
 
 
-def _files(source: Path) -> list[Path]:
+def _files(source: Path, done: DocumentsRead) -> list[Path]:
+    """The files in ``source`` and below it; a folder that cannot be listed and a link that leads to no file are left out."""
     if source.is_file():
         return [source]
     if not source.is_dir():
         raise ConfigurationError(f"{source} is no file and no folder: name the documents")
-    found = (path for path in sorted(source.rglob("*")) if path.is_file())
-    return [
-        path for path in found if not any(part.startswith(".") for part in path.relative_to(source).parts)
-    ]
+
+    def unlisted(error: OSError) -> None:
+        name = Path(error.filename).relative_to(source).as_posix()
+        done.leave_out(f"it cannot be listed ({error.strerror})", name)
+
+    found: list[Path] = []
+    for folder, below, names in os.walk(source, onerror=unlisted):
+        below[:] = [name for name in below if not name.startswith(".")]
+        paths = [Path(folder, name) for name in names if not name.startswith(".")]
+        for path in (*paths, *(Path(folder, name) for name in below)):
+            if path.is_file():
+                found.append(path)
+            elif path.is_symlink():
+                done.leave_out("it is a link that leads to no file", path.relative_to(source).as_posix())
+    return sorted(found)
 
 
 def cut(text: str, words: int) -> list[str]:
@@ -120,65 +118,36 @@ def _pieces(text: str, words: int) -> Iterator[tuple[str, str, int]]:
     """What stands before it, text and number of words of each sentence, or of each part of one that is too long."""
     for paragraph in re.split(r"\n\s*\n", text):
         between = "\n"
-        for sentence in _SENTENCE_END.split(paragraph.strip()):
+        for after, sentence in _sentences(paragraph.strip()):
             spans = [match.span() for match in _WORD.finditer(sentence)]
             for first in range(0, len(spans), words):
                 part = spans[first : first + words]
                 yield between, " ".join(sentence[part[0][0] : part[-1][1]].split()), len(part)
-                between = " "
+                between = after
 
 
-def markdown_sections(text: str, title: str) -> list[Section]:
-    """The sections of a Markdown text; ``title`` stands for a heading of the first level where there is none."""
-    headings: dict[int, str] = {}
-    lines: list[str] = []
-    sections: list[Section] = []
-    fenced = False
-
-    def close() -> None:
-        named = [headings[level] for level in sorted(headings)]
-        path = named if 1 in headings else [title, *named]
-        sections.append(Section(tuple(path), _plain("\n".join(lines))))
-        lines.clear()
-
-    for line in _FRONT_MATTER.sub("", text).splitlines():
-        fenced ^= bool(_FENCE.match(line))
-        level, heading = (0, "") if fenced else _heading(line, lines)
-        if not level:
-            lines.append(line)
-            continue
-        close()
-        headings = {above: named for above, named in headings.items() if above < level} | {level: heading}
-    close()
-    return [section for section in sections if section.text.strip()]
-
-
-def _heading(line: str, before: list[str]) -> tuple[int, str]:
-    """Level and text of the heading that ``line`` is, or that it underlines and that leaves ``before``; level 0 of none."""
-    if found := _HEADING.match(line):
-        return len(found[1]), _plain(found[2].rstrip("# \t"))
-    if (
-        before
-        and before[-1].strip()
-        and _UNDERLINE.match(line)
-        and (len(before) == 1 or not before[-2].strip())
-    ):
-        return 1 if line.startswith("=") else 2, _plain(before.pop().strip())
-    return 0, ""
-
-
-def _plain(text: str) -> str:
-    """Markdown without the addresses of its links, without its comments, and without the signs of links to headings."""
-    bare = _LINK.sub(r"\1", _COMMENT.sub("", text))
-    return _LINK.sub(r"\1", bare).replace("¶", "")  # an image may stand in a link
+def _sentences(paragraph: str) -> Iterator[tuple[str, str]]:
+    """What parts it from the next one, a blank or nothing, and each sentence."""
+    start = 0
+    for end in _SENTENCE_END.finditer(paragraph):
+        yield " " if end[0] else "", paragraph[start : end.start()]
+        start = end.end()
+    yield "", paragraph[start:]
 
 
 def _read_text(path: Path) -> list[Section]:
-    return [Section((path.stem,), path.read_text(encoding="utf-8-sig"))]
+    return [Section((path.stem,), _utf8(path))]
 
 
 def _read_markdown(path: Path) -> list[Section]:
-    return markdown_sections(path.read_text(encoding="utf-8-sig"), path.stem)
+    return markdown_sections(_utf8(path), path.stem)
+
+
+def _utf8(path: Path) -> str:
+    text = path.read_text(encoding="utf-8-sig")
+    if "\0" in text:  # such as UTF-16 without a mark of its order, of which every other byte is one
+        raise ValueError("it holds null characters, so it is no text in UTF-8")
+    return text
 
 
 def _read_html(path: Path) -> list[Section]:
@@ -190,12 +159,46 @@ def _read_html(path: Path) -> list[Section]:
     page = path.read_bytes()
     metadata = trafilatura.extract_metadata(page)
     title = (metadata.title if metadata is not None else None) or path.stem
-    text = trafilatura.extract(page, output_format="markdown", include_comments=False, include_tables=True)
+    tree = trafilatura.load_html(page)
+    if tree is None:
+        return []
+    _mark_content(tree)
+    # It leaves out lists and headings of plain pages unless it is told to favour recall.
+    text = trafilatura.extract(
+        tree, output_format="markdown", include_comments=False, include_tables=True, favor_recall=True
+    )
     return markdown_sections(text or "", title)
 
 
+def _mark_content(tree: Any) -> None:
+    """Makes one article of what a page itself calls its main content, or of its body where it calls nothing so.
+
+    Outside of an article trafilatura keeps paragraphs but few headings and lists. It also takes sections for menus, footers
+    or comments by their ids, and generators of documentation derive these from headings: the ids within are removed.
+    """
+    body = tree.find(".//body")
+    if body is None:
+        return
+    marked = tree.xpath("//main | //*[@role='main']")[:1] or [body]
+    articles = marked[0].xpath(".//article")
+    if len(articles) > 1:
+        return
+    content = articles[0] if articles else marked[0]
+    for sign in content.xpath(".//a[normalize-space() = '¶' or normalize-space() = '#']"):
+        sign.drop_tree()
+    if content is not body:
+        for element in content.xpath(".//*[@id]"):
+            del element.attrib["id"]
+        content.tail = None
+    article = body.makeelement("article")
+    article.text = content.text
+    article.extend(list(content))
+    body.text = None
+    body[:] = [article]
+
+
 def _read_pdf(path: Path) -> list[Section]:
-    """The text of all pages, without ligatures and with words whole that the end of a line parts."""
+    """The text of all pages."""
     try:
         from pypdf import PdfReader
     except ImportError as error:
@@ -205,8 +208,7 @@ def _read_pdf(path: Path) -> list[Section]:
     with PdfReader(path) as reader:
         title = (reader.metadata.title if reader.metadata is not None else None) or path.stem
         text = "\n".join(page.extract_text() for page in reader.pages)
-    whole = re.sub(r"(?<=[a-z])-\n(?=[a-z])", "", unicodedata.normalize("NFKC", text))
-    return [Section((title,), whole)]
+    return [Section((title,), as_written(text))]
 
 
 READERS: Mapping[str, Callable[[Path], list[Section]]] = {

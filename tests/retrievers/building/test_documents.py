@@ -1,6 +1,7 @@
 """Documents as passages: where they are cut, which headings stand above them, what each file says, what is left out."""
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,9 @@ from typing import Any
 import pytest
 
 from agentenv.cli.main import main
-from agentenv.retrievers.building.documents import DocumentsRead, cut, markdown_sections, read_passages
+from agentenv.retrievers.building.documents import DocumentsRead, cut, read_passages
+from agentenv.retrievers.building.markdown import markdown_sections
+from agentenv.retrievers.building.pdf_text import as_written
 from agentenv.retrievers.storage.corpus import load_corpus
 
 
@@ -23,6 +26,7 @@ from agentenv.retrievers.storage.corpus import load_corpus
         ("One. two three four five.", 2, ["One.", "two three", "four five."]),
         ("one\n  two\tthree", 9, ["one two three"]),
         ("東京は。大阪です。", 5, ["東京は", "大阪です"]),
+        ("東京は。大阪です。\n\n京都。", 99, ["東京は。大阪です。\n京都"]),
         ("x" * 100, 2, ["x" * 80, "x" * 20]),
     ],
 )
@@ -87,6 +91,123 @@ def test_no_text_takes_the_square_of_its_length(part: str) -> None:
 def test_an_image_in_a_link_is_its_text() -> None:
     (section,) = markdown_sections("See [![the badge](a.png)](https://b.c) <!-- x --> here", "file")
     assert section.text == "See the badge  here"
+
+
+@pytest.mark.parametrize(
+    ("text", "sections"),
+    [
+        (
+            "# A\n````md\n```sh\n# x\n```\n````\n## B\nb",
+            [("A", "````md\n```sh\n# x\n```\n````"), ("A > B", "b")],
+        ),
+        ("# A\n```\n~~~\n# x\n```\n## B\nb", [("A", "```\n~~~\n# x\n```"), ("A > B", "b")]),
+        ("# A\n```ls``` lists\n## B\nb", [("A", "```ls``` lists"), ("A > B", "b")]),
+        ("# A\n- ```\n  # x\n  ```\n## B\nb", [("A", "- ```\n  # x\n  ```"), ("A > B", "b")]),
+        ("# A\n```\n- ```\n# x\n```\n## B\nb", [("A", "```\n- ```\n# x\n```"), ("A > B", "b")]),
+        ("```\na\n```\n---\nb", [("file", "```\na\n```\n---\nb")]),
+        ("<!--\n# hidden\n-->\n# A\na", [("A", "a")]),
+        ("- one\n---\ntwo", [("file", "- one\n---\ntwo")]),
+    ],
+)
+def test_headings_stand_outside_of_code_comments_and_lists(
+    text: str, sections: list[tuple[str, str]]
+) -> None:
+    found = markdown_sections(text, "file")
+    assert [(" > ".join(one.headings), one.text.strip()) for one in found] == sections
+
+
+def test_code_stays_as_it_is_written() -> None:
+    code = "```\na[0](x) <!-- y -->\n```"
+    (section,) = markdown_sections(f"Call `a[0](x)` of [`a`](b.md).\n\n{code}", "file")
+    assert section.text.strip() == f"Call `a[0](x)` of `a`.\n\n{code}"
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("---\ntitle: x\n---\nText.", "Text."),
+        ("---\n# x\ny: z\n...\nText.", "Text."),
+        ("---\n---\nText.", "Text."),
+        ("---\n\nFirst.\n\n---\n\nText.", "---\n\nFirst.\n\n---\n\nText."),
+    ],
+)
+def test_front_matter_is_none_of_the_text_and_what_stands_between_rules_is(text: str, left: str) -> None:
+    (section,) = markdown_sections(text, "file")
+    assert section.text.strip() == left
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("10² m², ½, ™", "10² m², ½, ™"),
+        ("the \ufb01rst o\ufb03ce", "the first office"),
+        ("\u2f00\u2f08", "一人"),
+        ("\ufee3\ufebc\ufeae", "مصر"),
+        ("docu-\nment, grö-\nßer, Ge\u00ad\nschwindigkeit", "document, größer, Geschwindigkeit"),
+        ("Baden-\nWürttemberg, 1990-\n2000", "Baden-\nWürttemberg, 1990-\n2000"),
+        ("中国的首\n都。\nEnd", "中国的首都。\nEnd"),
+        ("a\0\0b", "ab"),
+    ],
+)
+def test_letters_of_a_pdf(text: str, written: str) -> None:
+    assert as_written(text) == written
+
+
+def pages_of(folder: Path, page: str) -> dict[str, str]:
+    """Texts by title, of a folder with one page."""
+    (folder / "page.html").write_text(page, encoding="utf-8")
+    return {one.title: one.text for one in read_passages(folder, 100, DocumentsRead())}
+
+
+LONG = "The main content of the page is long enough. " * 5
+NAVIGATION = "<div class='sidebar'><ul><li><a href='a'>Elsewhere</a></li></ul></div>"
+
+
+def test_no_section_is_taken_for_a_menu_by_the_id_that_its_heading_gives_it(tmp_path: Path) -> None:
+    pytest.importorskip("trafilatura", reason="needs the documents extra")
+    ids = ("menus", "footer", "comments", "related", "sidebar", "share")
+    sections = "".join(
+        f"<section id='{one}'><h2>On {one}<a href='#{one}'>¶</a></h2><p>{LONG}</p></section>" for one in ids
+    )
+    main = f"<div role='main'><section id='x'><h1>Page</h1><p>{LONG}</p>{sections}</section></div>"
+    found = pages_of(tmp_path, f"<html><body>{NAVIGATION}{main}<footer>Made by us</footer></body></html>")
+    assert list(found) == ["Page", *(f"Page > On {one}" for one in ids)]
+    assert "Elsewhere" not in str(found)
+    assert "Made by" not in str(found)
+
+
+def test_a_plain_page_keeps_its_headings_lists_tables_and_code(tmp_path: Path) -> None:
+    pytest.importorskip("trafilatura", reason="needs the documents extra")
+    body = (
+        f"<h1>Page</h1><p>{LONG}</p><h2>Part</h2><p>{LONG}</p><ul><li>one<ul><li>inner</li></ul></li></ul>"
+        "<table><tr><td>cell</td></tr></table><pre><code>def f(x):\n    return a[0](x)\n</code></pre>"
+    )
+    found = pages_of(tmp_path, f"<html><body>{NAVIGATION}{body}</body></html>")
+    assert list(found) == ["Page", "Page > Part"]
+    for part in ("one", "inner", "cell", "a[0](x)"):
+        assert part in found["Page > Part"]
+    assert "Elsewhere" not in str(found)
+
+
+def test_what_the_walk_cannot_enter_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("Text.")
+    (tmp_path / "wide.txt").write_bytes("Text.".encode("utf-16-le"))
+    (tmp_path / "elsewhere").symlink_to(tmp_path)
+    (tmp_path / "broken.txt").symlink_to(tmp_path / "none")
+    done = DocumentsRead()
+    assert [one.id for one in read_passages(tmp_path, 9, done)] == ["a.txt#1"]
+    assert done.left_out["it is a link that leads to no file"] == ["broken.txt", "elsewhere"]
+    assert [names for reason, names in done.left_out.items() if "null characters" in reason] == [["wide.txt"]]
+
+
+def test_a_folder_that_cannot_be_listed_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("Text.")
+    (tmp_path / "closed").mkdir(mode=0)
+    if os.access(tmp_path / "closed", os.R_OK):
+        pytest.skip("this user may list every folder")
+    done = DocumentsRead()
+    assert len(list(read_passages(tmp_path, 9, done))) == 1
+    assert done.left_out == {"it cannot be listed (Permission denied)": ["closed"]}
 
 
 def pdf_of(text: str) -> bytes:

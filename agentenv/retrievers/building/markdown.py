@@ -1,0 +1,106 @@
+"""Markdown as sections: what stands under each heading, without addresses and comments, and with code as it is written."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_HEADING = re.compile(r"(#{1,6})\s+(.*)$")
+_UNDERLINE = re.compile(r"(=+|-{2,})\s*$")
+_NO_HEADING = re.compile(r"\s*[-*+>|]")
+"""How a line of a list, a quotation or a table begins: under it dashes are a rule."""
+_FENCE = re.compile(r"((?:[\s>]|[-*+]\s|\d{1,9}[.)]\s)*)(`{3,}|~{3,})(.*)$")
+"""A line that opens or closes a block of code, in a list or a quotation too."""
+_FRONT_MATTER = re.compile(
+    r"\A---[ \t]*\n(?=---|#|[^\n]*:)(?:.*?\n)??(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL
+)
+# None of these reads over its own beginning, so that no text takes them the square of its length.
+_LINK_OR_CODE = re.compile(r"!?\[([^\[\]\n]*)\]\([^()\n]*\)|(`[^`\n]*`)")
+_COMMENT = re.compile(r"<!--(?:(?!<!--).)*?-->", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Section:
+    """What stands under one heading of a document."""
+
+    headings: tuple[str, ...]
+    """From the first level to its own."""
+    text: str
+    """Paragraphs are parted by empty lines."""
+
+
+def markdown_sections(text: str, title: str) -> list[Section]:
+    """The sections of a Markdown text; ``title`` stands for a heading of the first level where there is none."""
+    headings: dict[int, str] = {}
+    blocks: list[str] = []
+    sections: list[Section] = []
+
+    def close() -> None:
+        named = [headings[level] for level in sorted(headings)]
+        path = named if 1 in headings else [title, *named]
+        sections.append(Section(tuple(path), "\n".join(blocks)))
+        blocks.clear()
+
+    for code, stretch in _stretches(_FRONT_MATTER.sub("", text)):
+        if code:
+            blocks.append(stretch)
+            continue
+        lines: list[str] = []
+        for line in _COMMENT.sub("", stretch).split("\n"):
+            level, heading = _heading(line, lines)
+            if not level:
+                lines.append(line)
+                continue
+            blocks.append(_plain("\n".join(lines)))
+            lines.clear()
+            close()
+            headings = {above: named for above, named in headings.items() if above < level} | {level: heading}
+        blocks.append(_plain("\n".join(lines)))
+    close()
+    return [section for section in sections if section.text.strip()]
+
+
+def _stretches(text: str) -> Iterator[tuple[bool, str]]:
+    """The text in parts, each with whether it is a block of code between fences (CommonMark 0.31, section 4.5).
+
+    A block ends at a fence of the same sign that is at least as long and has nothing behind it.
+    """
+    held: list[str] = []
+    fence = ""
+    for line in text.splitlines():
+        found = _FENCE.match(line)
+        if fence:
+            held.append(line)
+            if found and found[2].startswith(fence) and not (found[1].strip("> \t") or found[3].strip()):
+                yield True, "\n".join(held)
+                held, fence = [], ""
+        elif found and not (found[2].startswith("`") and "`" in found[3]):
+            yield False, "\n".join(held)
+            held, fence = [line], found[2]
+        else:
+            held.append(line)
+    yield bool(fence), "\n".join(held)
+
+
+def _heading(line: str, before: list[str]) -> tuple[int, str]:
+    """Level and text of the heading that ``line`` is, or that it underlines and that leaves ``before``; level 0 of none."""
+    if found := _HEADING.match(line):
+        return len(found[1]), _plain(found[2].rstrip("# \t"))
+    if (
+        before
+        and before[-1].strip()
+        and not _NO_HEADING.match(before[-1])
+        and _UNDERLINE.match(line)
+        and (len(before) == 1 or not before[-2].strip())
+    ):
+        return 1 if line.startswith("=") else 2, _plain(before.pop().strip())
+    return 0, ""
+
+
+def _plain(text: str) -> str:
+    """Markdown without the addresses of its links; code between backticks stays."""
+    bare = _LINK_OR_CODE.sub(_text_of, text)
+    return _LINK_OR_CODE.sub(_text_of, bare)  # an image may stand in a link
+
+
+def _text_of(found: re.Match[str]) -> str:
+    return found[2] or found[1]
