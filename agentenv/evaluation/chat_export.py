@@ -8,7 +8,7 @@ from typing import Any
 
 from agentenv.core.assistant_turns import AssistantTurn, NativeCall
 from agentenv.core.tool_replies import call_id, replies
-from agentenv.core.types import Observation
+from agentenv.core.types import Observation, as_shown, is_context
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.recorded_conversations import (
     evaluations_in,
@@ -35,7 +35,7 @@ class Exported:
 
 
 def conversations(folders: Sequence[Path], least: float, done: Exported) -> Iterator[dict[str, Any]]:
-    """The conversations of all episodes that earned ``least``.
+    """The conversations of all episodes that earned ``least``; one whose context was written anew gives several.
 
     Each has ``id``, ``reward``, ``messages`` as chat templates of transformers take them (the arguments of a call are an
     object), and ``tools`` in OpenAI's form where the policy called tools natively.
@@ -59,12 +59,10 @@ def conversations(folders: Sequence[Path], least: float, done: Exported) -> Iter
                 if why := _why_left_out(record, family):
                     done.left_out[why] += 1
                     continue
-                done.conversations += 1
-                yield {
-                    "id": record["id"],
-                    "reward": record.get("reward", 0.0),
-                    **conversation_of(record, family),
-                }
+                named = {"id": record["id"], "reward": record.get("reward", 0.0)}
+                for conversation in conversations_of(record, family):
+                    done.conversations += 1
+                    yield named | conversation
 
 
 def _why_left_out(record: EpisodeRecord, family: str) -> str:
@@ -81,23 +79,33 @@ def _why_left_out(record: EpisodeRecord, family: str) -> str:
     return "" if read else _MALFORMED
 
 
-def conversation_of(record: EpisodeRecord, family: str) -> dict[str, Any]:
-    """The messages of an episode, and natively its tools.
+def conversations_of(record: EpisodeRecord, family: str) -> list[dict[str, Any]]:
+    """The messages of an episode, and natively its tools: one conversation for each context that it was shown.
+
+    A conversation ends with what the policy said: what was shown after its last turn it never saw.
 
     Args:
         record: Its texts say all; see `agentenv.evaluation.recorded_conversations.why_not`.
         family: In whose form its turns stand: that of a model family, ``ENDPOINT``, or empty for tags in a text. Results of
             tools then stand in the user's name, as no call asked for them.
     """
-    messages = _shown(recorded_opening(record), native=bool(family))
+    tools = {"tools": record["tools"]} if family and record["tools"] else {}
+    messages = _shown(as_shown(recorded_opening(record)), native=bool(family))
+    found = [{"messages": messages} | tools]
     for place, turn in enumerate(record["turns"]):
+        said = native_turn(turn["action"], family, record["tools"]) if family else None
+        messages.append(
+            {"role": "assistant", "content": turn["action"]} if said is None else _assistant(said)
+        )
+        if place + 1 == len(record["turns"]):
+            break
         shown = shown_after(record, place)
-        if not family:
-            messages += [{"role": "assistant", "content": turn["action"]}, *_shown(shown, native=False)]
-            continue
-        said = native_turn(turn["action"], family, record["tools"])
-        messages += [_assistant(said), *_shown(replies(said, shown), native=True)]
-    return {"messages": messages} | ({"tools": record["tools"]} if family and record["tools"] else {})
+        if is_context(shown):
+            messages = _shown(as_shown(shown), native=bool(family))
+            found.append({"messages": messages} | tools)
+        else:
+            messages += _shown(shown if said is None else replies(said, shown), native=bool(family))
+    return found
 
 
 def _assistant(turn: AssistantTurn) -> dict[str, Any]:

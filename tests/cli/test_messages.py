@@ -9,8 +9,11 @@ import pytest
 
 from agentenv.api import evaluate
 from agentenv.cli.main import main
+from agentenv.core.types import Task
+from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.evaluation.records import read_evaluation, write_evaluation
 from agentenv.policies.fake_endpoint import Answer, FakeEndpoint
+from agentenv.retrievers.fakes import InMemoryRetriever
 
 
 def answered(body: Mapping[str, Any]) -> Answer:
@@ -75,6 +78,54 @@ def test_tags_stay_texts_and_their_results_are_the_user_s(tmp_path: Path) -> Non
         assert [message["role"] for message in one["messages"]] == ["user", "assistant", "user", "assistant"]
         assert one["messages"][1]["content"].startswith("<tool_call>")
         assert "tools" not in one
+
+
+def test_a_conversation_ends_with_what_the_policy_said(tmp_path: Path) -> None:
+    world = FictionalWorld.generate(WorldConfig(documents=200, questions=2))
+    answers = {task.question: task.answers[0] for task in world.questions}
+
+    def searching(body: Mapping[str, Any]) -> Answer:
+        question = body["messages"][0]["content"].split("Question: ")[-1].strip()
+        if any(message["role"] == "tool" for message in body["messages"]):
+            return Answer("", calls=(("b", "answer", json.dumps({"answer": answers[question]})),))
+        return Answer("", calls=(("a", "search", json.dumps({"query": question})),))
+
+    with FakeEndpoint(searching) as server:
+        evaluate(
+            f"openai:any@{server.url}",
+            env="agentenv/LocalSearch-v0",
+            tasks=world.questions,
+            retriever=InMemoryRetriever(world.documents),
+            format="native",
+            out=tmp_path / "out",
+        )
+    found = exported(tmp_path / "sft.jsonl", tmp_path / "out")
+    assert len(found) == 2
+    for one in found:
+        assert [message["role"] for message in one["messages"]] == ["user", "assistant", "tool", "assistant"]
+        assert one["messages"][-1]["tool_calls"][0]["function"]["name"] == "answer"
+
+
+@pytest.mark.parametrize("form", ["native", "inline"])
+def test_each_context_is_a_conversation_of_its_own(tmp_path: Path, form: str) -> None:
+    with FakeEndpoint(lambda body: Answer(f"said {len(body['messages'])}")) as server:
+        evaluate(
+            f"openai:any@{server.url}",
+            env="agentenv/AgentProgram-v0",
+            tasks=[Task("t", "Why?", ("said 1",))],
+            options={"agent": "python:tests.envs.agent_program.agents:forgetful"},
+            format=form,
+            out=tmp_path / "out",
+        )
+    found = exported(tmp_path / "sft.jsonl", tmp_path / "out")
+    assert [one["id"] for one in found] == ["t"] * 3
+    assert [one["messages"] for one in found] == [
+        [
+            {"role": "user", "content": f"Why? Note {place}: {said}"},
+            {"role": "assistant", "content": "said 1"},
+        ]
+        for place, said in enumerate(("", "said 1", "said 1"))
+    ]
 
 
 def changed(teacher: Path, out: Path, change: Any) -> Path:
