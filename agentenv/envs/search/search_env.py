@@ -213,6 +213,8 @@ class SearchEnv(AsyncEnv[SearchState]):
             EpisodeOver: the episode has ended or was never reset.
             Fault: a tool failed; this is never the policy's doing, and the episode stays where it was.
         """
+        # Taken first: after a fault the next action is another turn.
+        shares, self._shares = self._shares or (None,), ()
         self.check_running(action)
         parts, state = self.parts, self.state
         notes = await parts.beside(action, state) if parts.beside is not None else {}
@@ -229,7 +231,6 @@ class SearchEnv(AsyncEnv[SearchState]):
         if self._names_flaws and reply.end and score_of(state, self.scorer) >= 1:
             reply = replace(reply, info={**reply.info, "flawed": not is_grounded(state)})
         page = reply.page if self._native_actions() is None else untagged(reply.page)
-        shares, self._shares = self._shares or (None,), ()
         return self.result(
             tuple(Message("tool", page if share is None else share) for share in shares if reply.page),
             reward=reward,

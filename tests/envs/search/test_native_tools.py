@@ -9,6 +9,7 @@ import pytest
 from agentenv.core.assistant_turns import AssistantTurn, MalformedCall, NativeCall
 from agentenv.core.tool_replies import NOT_RUN, replies
 from agentenv.core.types import EndReason, Step, ToolStatus
+from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.envs.search.judged_search import JudgedSearch
 from agentenv.envs.search.local_search import LocalSearch
 from agentenv.envs.search.long_search import LongSearch
@@ -16,6 +17,8 @@ from agentenv.envs.search.native_tools import TOGETHER
 from agentenv.envs.search.planned_search import PlannedSearch
 from agentenv.envs.search.search_env import SearchEnv
 from agentenv.envs.search.self_search import SelfSearch
+from agentenv.errors import RetrieverFault
+from agentenv.retrievers.fakes import FaultyRetriever, InMemoryRetriever
 
 
 def turn(name: str, **arguments: Any) -> AssistantTurn:
@@ -151,3 +154,15 @@ def test_a_first_call_that_does_not_search_is_alone() -> None:
 
 def test_searches_that_find_nothing_are_answered_each() -> None:
     assert shown(act(opened(), calls(("search", "zzz"), ("search", "qqq")))) == ["", TOGETHER]
+
+
+def test_after_a_fault_the_next_action_is_a_turn_of_its_own() -> None:
+    """It was answered as often as the turn that failed had calls."""
+    world = FictionalWorld.generate(WorldConfig(documents=200, questions=5))
+    retriever = FaultyRetriever(InMemoryRetriever(world.documents), fail_on={0})
+    env = opened(tasks=world.questions, retriever=retriever)
+    with pytest.raises(RetrieverFault):
+        act(env, calls(("search", "a"), ("search", "b")))
+    env.native = False
+    env.reset(seed=3)
+    assert len(env.step("<search>society</search>").observation) == 1
