@@ -85,6 +85,8 @@ class EpisodeState:
     """How the last turn that was sampled ended."""
     conversation: Conversation | None = None
     """What was said, where the chat format is ``native``: the template makes the next prompt of all of it."""
+    tools_changed: bool = False
+    """Whether a later context declared other tools than one before it."""
     ended: Trajectory | None = None
     """The finished trajectory; None while the episode is running."""
 
@@ -147,7 +149,7 @@ class EpisodeState:
             reward=0.0 if end.is_fault else reward,
             end_reason=end,
             prompt=self.prompt,
-            tools=None if self.conversation is None else self.conversation.tools,
+            tools=None if self.conversation is None or self.tools_changed else self.conversation.tools,
             valid=not end.is_fault,
             error=error,
             reports_searches=self.spec.env.reports_searches,

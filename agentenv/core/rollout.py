@@ -73,7 +73,9 @@ def _opened(state: EpisodeState, chat: ChatFormat, messages: Observation) -> lis
     if not isinstance(chat, ConversationFormat):
         return chat.prompt(messages)
     tools = [tool.to_openai() for tool in state.spec.env.native_tools()]
+    before = state.conversation
     state.conversation, ids = chat.open(messages, tools)
+    state.tools_changed |= before is not None and before.tools != state.conversation.tools
     return ids
 
 

@@ -137,7 +137,8 @@ class Trajectory:
     prompt: Observation = ()
     """The messages that opened the episode, as text. Their ids are in the first segment."""
     tools: tuple[Mapping[str, Any], ...] | None = None
-    """The tools that were declared last, in OpenAI's form; None where the policy did not speak in its native form."""
+    """The tools that were declared, in OpenAI's form; None where the policy did not speak in its native form, or where they
+    changed with a later context."""
     valid: bool = True
     """False after an infrastructure failure. Such an episode counts neither in the loss nor in any statistic."""
     error: str = ""

@@ -20,7 +20,9 @@ from agentenv.evaluation.recorded_conversations import (
 from agentenv.evaluation.records import TOOL_CALL_FORM, EpisodeRecord
 
 _SEALED = "are of a benchmark that is sealed so that nothing learns from it"
-_UNDECLARED = "were recorded by an earlier version, which kept no declarations of tools"
+_UNDECLARED = (
+    "hold no declarations of tools: they changed within the episode, or an earlier version recorded it"
+)
 _MALFORMED = "have a call that cannot be read"
 
 

@@ -144,7 +144,7 @@ class EpisodeRecord(TypedDict, total=False):
     images: int
     """Images in the prompt, where there are any."""
     tools: list[dict[str, Any]]
-    """The tools that were declared, in OpenAI's form, where the policy spoke in its native form."""
+    """The tools that were declared, in OpenAI's form, where the policy spoke in its native form and they did not change."""
     turns: Annotated[Sequence[TurnRecord], BeforeValidator(lambda turns: [] if turns is None else turns)]
     # The roles of the opening messages, then of those after each turn; only where they are unusual.
     roles: Sequence[Sequence[str]]

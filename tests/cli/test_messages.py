@@ -128,6 +128,30 @@ def test_each_context_is_a_conversation_of_its_own(tmp_path: Path, form: str) ->
     ]
 
 
+def test_calls_of_tools_that_later_contexts_lack_are_not_read_by_the_tools_of_these(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last context declares no tools, and the call of the first one stood as text in a conversation without tools."""
+
+    def answered_by_tools(body: Mapping[str, Any]) -> Answer:
+        calls = (("a", "add", json.dumps({"a": 2, "b": 3})),)
+        return Answer("", calls=calls) if body.get("tools") else Answer("5")
+
+    with FakeEndpoint(answered_by_tools) as server:
+        evaluate(
+            f"openai:any@{server.url}",
+            env="agentenv/AgentProgram-v0",
+            tasks=[Task("t", "Why?", ("5",))],
+            options={"agent": "python:tests.envs.agent_program.agents:plans_and_says"},
+            format="native",
+            out=tmp_path / "out",
+        )
+    (record,) = read_evaluation(tmp_path / "out").records
+    assert (record["reward"], "tools" in record) == (1.0, False)
+    assert main(["messages", str(tmp_path / "out"), "--out", str(tmp_path / "sft.jsonl")]) == 1
+    assert "no declarations of tools: they changed" in capsys.readouterr().err
+
+
 def changed(teacher: Path, out: Path, change: Any) -> Path:
     found = read_evaluation(teacher)
     records: list[Any] = [json.loads(json.dumps(record)) for record in found.records]
@@ -141,7 +165,7 @@ def changed(teacher: Path, out: Path, change: Any) -> Path:
     ("change", "why"),
     [
         (lambda record: record.update(canary="canary"), "sealed"),
-        (lambda record: record.pop("tools"), "no declarations of tools"),
+        (lambda record: record.pop("tools"), "hold no declarations of tools"),
         (lambda record: record["turns"][0].update(cut=True), "a budget of tokens cut off"),
         (lambda record: record["turns"][0].update(images=1), "pictures"),
         (lambda record: record["turns"][0].update(action="<tool_call>{</tool_call>"), "cannot be read"),

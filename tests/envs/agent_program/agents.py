@@ -341,6 +341,14 @@ def changing(task: Task, *, base_url: str, api_key: str) -> str:
     return str(messages[-1]["content"])
 
 
+def plans_and_says(task: Task, *, base_url: str, api_key: str) -> str:
+    """Asks for a call, and in a context of its own, without tools, for the answer."""
+    turn = ask(base_url, api_key, [{"role": "user", "content": task.question}], tools=[ADD])
+    made = [call["function"]["name"] for call in turn.get("tool_calls", [])]
+    said = ask(base_url, api_key, [{"role": "user", "content": f"Called: {made}. {task.question}"}])
+    return str(said["content"])
+
+
 def main() -> None:
     question = sys.stdin.read()
     answer = globals()[sys.argv[1]](
