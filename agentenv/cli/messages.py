@@ -24,7 +24,7 @@ class Messages:
     """
 
     folders: tyro.conf.Positional[tuple[Path, ...]]
-    """Folders of evaluations, with their samples."""
+    """Folders of evaluations, with their samples, or of suites."""
     out: Path
     """The file to write, in JSON lines."""
     least: float = 1.0

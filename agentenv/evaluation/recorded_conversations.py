@@ -8,7 +8,15 @@ from agentenv.core.action_turns import recorded_turn
 from agentenv.core.assistant_turns import AssistantTurn
 from agentenv.core.model_families import get_family
 from agentenv.core.types import Message, Observation
-from agentenv.evaluation.records import ENDPOINT, EPISODES, EpisodeRecord, Evaluation, read_evaluation
+from agentenv.evaluation.records import (
+    ENDPOINT,
+    EPISODES,
+    SUITE,
+    EpisodeRecord,
+    Evaluation,
+    read_evaluation,
+    read_suite_summary,
+)
 
 _SAMPLES = "sample-*"
 _PICTURES = "show pictures"
@@ -19,12 +27,14 @@ _CUT = "have a turn that a budget of tokens cut off"
 
 
 def evaluations_in(folder: Path) -> list[Evaluation]:
-    """The evaluation in ``folder``, or those of its samples.
+    """The evaluation in ``folder``, or those of its samples, or those of all sets of a suite.
 
     Raises:
         ConfigurationError: there is no finished one.
         DatasetError: a line of it cannot be read.
     """
+    if (folder / SUITE).is_file():
+        return [one for name in read_suite_summary(folder)["sets"] for one in evaluations_in(folder / name)]
     samples = sorted(path for path in folder.glob(_SAMPLES) if path.is_dir())
     alone = (folder / EPISODES).exists() or not samples
     return [read_evaluation(one) for one in ([folder] if alone else samples)]

@@ -182,15 +182,7 @@ def read_records(path: Path) -> list[EpisodeRecord]:
         DatasetError: a line is not JSON, lacks a key, repeats an id, or has golds that are not text.
     """
     if not path.is_file():
-        within = path.parent / "evaluation" / "after"
-        which = (
-            f"such as that of this training run, {within}"
-            if within.is_dir()
-            else "as `agentenv eval` writes it"
-        )
-        raise ConfigurationError(
-            f"No {path.name} in {str(path.parent)!r}; give an evaluation folder, {which}."
-        )
+        raise ConfigurationError(_no_evaluation(path))
     records: dict[str, EpisodeRecord] = {}
     for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
         if line.strip():
@@ -199,6 +191,15 @@ def read_records(path: Path) -> list[EpisodeRecord]:
                 raise DatasetError(f"{path.name}, line {number}: the id {record['id']!r} occurs twice.")
             records[record["id"]] = record
     return list(records.values())
+
+
+def _no_evaluation(path: Path) -> str:
+    """That the file ``path`` of an evaluation is missing, and which folder was meant."""
+    within = path.parent / "evaluation" / "after"
+    which = (
+        f"such as that of this training run, {within}" if within.is_dir() else "as `agentenv eval` writes it"
+    )
+    return f"No {path.name} in {str(path.parent)!r}; give an evaluation folder, {which}."
 
 
 def parse_record(line: bytes, where: str) -> EpisodeRecord:
@@ -264,6 +265,8 @@ def read_results(directory: Path) -> dict[str, Any]:
             f"The evaluation in {str(directory)!r} is not finished: it has no {RESULTS} yet. The same `agentenv eval` "
             "command goes on with it."
         )
+    if not (directory / RESULTS).is_file():
+        raise ConfigurationError(_no_evaluation(directory / RESULTS))
     return _read_checked("results", directory / RESULTS)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agentenv.api import evaluate
+from agentenv.api import evaluate, evaluate_suite
 from agentenv.cli.main import main
 from agentenv.core.types import Task
 from agentenv.data.world import FictionalWorld, WorldConfig
@@ -150,6 +150,24 @@ def test_calls_of_tools_that_later_contexts_lack_are_not_read_by_the_tools_of_th
     assert (record["reward"], "tools" in record) == (1.0, False)
     assert main(["messages", str(tmp_path / "out"), "--out", str(tmp_path / "sft.jsonl")]) == 1
     assert "no declarations of tools: they changed" in capsys.readouterr().err
+
+
+def test_a_suite_is_the_evaluations_of_its_sets(tmp_path: Path) -> None:
+    for name, question in (("one", "What is 2 + 3?"), ("two", "What is 1 + 1?")):
+        row = {"id": name, "question": question, "answers": ["5" if name == "one" else "2"]}
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row))
+    suite = {name: {"dataset": str(tmp_path / f"{name}.jsonl")} for name in ("one", "two")}
+    evaluate_suite(lambda messages: "5", suite, env="agentenv/Calculator-v0", out=tmp_path / "out")
+    found = exported(tmp_path / "sft.jsonl", tmp_path / "out", "--least", 0)
+    assert [one["id"] for one in found] == ["one", "two"]
+
+
+def test_the_folder_of_a_training_run_is_answered_with_that_of_its_evaluation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "evaluation" / "after").mkdir(parents=True)
+    assert main(["messages", str(tmp_path), "--out", str(tmp_path / "sft.jsonl")]) == 1
+    assert str(tmp_path / "evaluation" / "after") in capsys.readouterr().err
 
 
 def changed(teacher: Path, out: Path, change: Any) -> Path:
