@@ -228,7 +228,7 @@ def test_a_malformed_livecodebench_record_has_its_sentence(
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"input_output": ""}, "input_output must be text"),
+        ({"input_output": ""}, "input_output is empty"),
         ({"input_output": "[]"}, "must be an object"),
         ({"input_output": json.dumps({"inputs": ["1"], "outputs": []})}, "lists of one length"),
         ({"input_output": json.dumps({"inputs": [], "outputs": []})}, "has no tests"),
