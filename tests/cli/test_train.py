@@ -648,4 +648,4 @@ def test_the_end_of_a_run_shows_the_bounds_of_its_score(capsys: pytest.CaptureFi
     Train(load_config("laptop-search"), Path("runs/x")).show(result | places, Console(width=200))
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["bound", "expert", "0.985"] in lines
-    assert ["bound", "closed_book", "the", "policy", "failed"] in lines
+    assert ["bound", "closed_book", "not", "measured:", "the", "policy", "failed"] in lines

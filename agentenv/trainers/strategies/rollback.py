@@ -53,7 +53,7 @@ class RollbackStrategy:
     roll_probability: float = 1.0
     """Share of the episodes that roll back at all, decided by the episode's seed."""
     max_phases: int = 30
-    """Times that calls of an episode are carried out, retries among them, after which it rolls back no more."""
+    """Once more calls of an episode than this were executed, retries included, no further one is rolled back."""
     commit: Literal["eager", "on_success"] = "eager"
     """What stands there after the last retry has failed: the latest attempt (the published code) or the first."""
     without_call: bool = False
