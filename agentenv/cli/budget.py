@@ -25,7 +25,7 @@ class BudgetCurve:
     run_folders: Annotated[
         tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER [FOLDER ...]")
     ]
-    """Folders of evaluations."""
+    """Folders that `agentenv eval` has written."""
     scorer: str = "f1_plain"
     """Scorer of answers; by default the F1 of HybridDeepSearcher, which keeps articles and punctuation."""
     turns: tuple[int, int] = (BUDGETS["turns"].low, BUDGETS["turns"].high)

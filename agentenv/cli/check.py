@@ -31,8 +31,8 @@ class Check:
     env: Annotated[str, tyro.conf.Positional]
     """A registered id, remote:URL, or module:Class; the module may stand in this folder."""
     option: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """KEY=VALUE for the environment's constructor, such as the reward of a preset, may be repeated; the value as in TOML, or
-    a bare word."""
+    """KEY=VALUE for the environment's constructor, such as verdicts=sum; may be repeated. The value is written as in TOML,
+    or as a bare word."""
 
     def run(self) -> dict[str, Any]:
         """One row for each check, and whether none failed."""

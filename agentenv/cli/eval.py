@@ -191,7 +191,8 @@ class Eval:
 
         if not 1 <= self.samples <= SAMPLES or self.temperature < 0:
             raise ConfigurationError(
-                f"--samples is {self.samples} and --temperature {self.temperature}: 1 to {SAMPLES}, and at least 0"
+                f"--samples must be 1 to {SAMPLES} and is {self.samples}; --temperature must be at least 0 and is "
+                f"{self.temperature}"
             )
         if self.samples > 1 and (self.suite or not self.temperature):
             raise ConfigurationError(

@@ -35,7 +35,7 @@ class Messages:
         if self.out.exists():
             raise ConfigurationError(f"{self.out} exists already; give a new file.")
         if not self.folders:
-            raise ConfigurationError("no folder is named; give those of evaluations")
+            raise ConfigurationError("no folder is given; name at least one that agentenv eval has written")
         done = Exported()
         with replacing(self.out) as part, part.open("w", encoding="utf-8") as file:
             for conversation in conversations(self.folders, self.least, done):

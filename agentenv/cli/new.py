@@ -115,7 +115,7 @@ class New:
         """
         if not re.fullmatch(r"[a-z][a-z0-9_]*", self.name) or keyword.iskeyword(self.name):
             raise ConfigurationError(
-                f"{self.name!r} is no module name; use lower-case letters, digits and underscores, and no word of Python"
+                f"{self.name!r} cannot name a module; use lower-case letters, digits and underscores, and no Python keyword"
             )
         title = "".join(word.capitalize() for word in self.name.split("_"))
         texts = {

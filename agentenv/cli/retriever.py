@@ -75,11 +75,11 @@ class Build:
         console.print(f"{result['documents']:,} documents, {kind}, {result['seconds']:.1f} s.", markup=False)
         if result["resumed_rows"]:
             console.print(
-                f"The vectors of {result['resumed_rows']:,} of them were there from an interrupted build."
+                f"{result['resumed_rows']:,} of them had already been encoded by an interrupted build."
             )
         if result["damaged_rows"]:
             console.print(
-                f"The vectors of {result['damaged_rows']:,} others that it had left were damaged and were encoded again."
+                f"{result['damaged_rows']:,} others were encoded again, because the vectors that it had left were damaged."
             )
         console.print(
             f"Ask it: agentenv retriever query {shlex.quote(result['out'])} 'your question'", markup=False

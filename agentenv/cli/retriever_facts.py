@@ -58,7 +58,9 @@ class Facts:
         facts = sum(len(some) for _, some in found)
         if not facts:
             why = f"; the first of {len(failures)} failures: {failures[0].message}" if failures else ""
-            raise ConfigurationError(f"no fact came of {self.corpus}, and nothing is written{why}")
+            raise ConfigurationError(
+                f"{self.editor} listed no fact for {self.corpus}, so {self.out} was not written{why}"
+            )
         write_bytes(self.out, "".join(facts_line(document, some) for document, some in found).encode())
         return {
             "out": str(self.out),

@@ -62,15 +62,16 @@ class Plan:
                 f"Take {best['index']}: agentenv retriever build CORPUS --out DIR --index {best['index']!r}"
             )
         console.print(
-            "GB of memory to hold all that is read, and at least; overlap of the first 10 with Flat;",
+            "GB: memory that holds all that a search reads; least: the least memory; overlap: share of the first 10 results",
             style="dim",
         )
         console.print(
-            "ms for a query alone and in a batch of 64, and hours to build, on one thread.", style="dim"
+            "that Flat finds too; ms: a query alone; batched: a query in a batch of 64; hours: to build. All on one thread.",
+            style="dim",
         )
         if any(option["fits"] == "mapped" for option in result["options"]):
             console.print(
-                "mapped: every search reads some finer codes from the disk, which takes longer than stated."
+                "mapped: every search also reads from the disk, so it takes longer than the ms that are stated."
             )
         for sentence in result["how"]:
             console.print(sentence, style="dim", markup=False)

@@ -52,7 +52,7 @@ class Serve:
     shards: Annotated[tuple[str, ...], tyro.conf.arg(metavar="URL ...")] = ()
     """Addresses of servers that hold one block of rows each, in the order of the rows; instead of folders."""
     threads: int = 1
-    """Passes of the encoder side by side, and threads of the search; as many as cores only where nothing else runs."""
+    """Concurrent passes of the encoder, and threads of the search. Give the number of cores only if nothing else runs."""
     cache: int = 20_000
     """Number of answers that are remembered."""
     queue: int = 16_384
@@ -60,10 +60,10 @@ class Serve:
     timeout: float = 30.0
     """Seconds after which a request gets status 504."""
     questions: Path | None = None
-    """File of questions with `supporting_ids`, the passages that they need. The first corpus has to find these before
-    anything is answered; without a file nothing is asked."""
+    """File of questions with `supporting_ids`, the ids of the passages that they need. The server answers only if the
+    first corpus finds enough of these (--least-recall). Default: no such check."""
     least_recall: float = 0.5
-    """Mean share of those passages among the first five, below which the server ends."""
+    """With --questions: the server ends if the mean share of needed passages among the first five results is smaller."""
     compute: ComputeSettings = AUTOMATIC
     """Where the encoders compute, and how."""
 
@@ -105,7 +105,7 @@ class Serve:
             raise ConfigurationError("Nothing to serve; give a folder, or --shards with addresses.")
         if len(folders) < len(self.folders):
             raise ConfigurationError(
-                f"Two corpora are named alike ({', '.join(self._names())}); write NAME=DIR."
+                f"Two corpora have the same name ({', '.join(self._names())}); give each its own as NAME=DIR."
             )
         for folder in folders.values():
             read_card(folder)  # what is no retriever is said before anything is loaded
@@ -125,11 +125,14 @@ class Serve:
         if self.questions is None:
             return load
         if not 0 < self.least_recall <= 1:
-            raise ConfigurationError(f"--least-recall is above 0 and at most 1, not {self.least_recall}.")
+            raise ConfigurationError(
+                f"--least-recall is {self.least_recall}; it must be above 0 and at most 1."
+            )
         tasks = load_dataset("jsonl", self.questions).tasks
         if not_told := [task.id for task in tasks if not task.data.get("supporting_ids")]:
             raise ConfigurationError(
-                f"{self.questions}: the question {not_told[0]!r} names no supporting_ids, so it cannot tell what is found."
+                f"{self.questions}: the question {not_told[0]!r} has no supporting_ids, so the recall of a search cannot "
+                "be measured with it; add the ids of the passages that it needs, or leave it out."
             )
 
         def checked() -> dict[str, Retriever]:
@@ -140,8 +143,9 @@ class Serve:
             recall = recall_at_k(ids, [task.data["supporting_ids"] for task in tasks], _ASKED_K)
             if recall < self.least_recall:
                 raise ConfigurationError(
-                    f"{name} finds {recall:.3f} of the passages that {len(tasks)} questions of {self.questions} need, and "
-                    f"{self.least_recall:g} are wanted: it holds another corpus, or another encoder made it."
+                    f"{name} finds a share of {recall:.3f} of the passages that the {len(tasks)} questions of "
+                    f"{self.questions} need, below --least-recall {self.least_recall:g}: it may hold another corpus or "
+                    "vectors of another encoder."
                 )
             return opened
 
@@ -149,7 +153,9 @@ class Serve:
 
     def _shards(self) -> Callable[[], dict[str, Retriever]]:
         if self.folders:
-            raise ConfigurationError("Give folders or --shards, not both: a front holds no rows of its own.")
+            raise ConfigurationError(
+                "Give folders or --shards, not both: a server of --shards searches no folder itself."
+            )
         for url in self.shards:
             RemoteRetriever(url)  # a wrong address is said at once
 

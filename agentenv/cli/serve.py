@@ -89,7 +89,11 @@ class Serve:
             print(f"serving {self.env} at {address}", file=sys.stderr, flush=True)
             run(service, lambda: self._made(make), listening, self.allow_host)
         if left_behind():
-            print("an environment never returned from a call; it is left behind", file=sys.stderr, flush=True)
+            print(
+                "a call of an environment never returned; the server ends without waiting for it",
+                file=sys.stderr,
+                flush=True,
+            )
             end_now(1)  # Python would wait for its thread for ever
         return {
             "address": address,

@@ -32,7 +32,7 @@ class Data:
     worlds: int = 20
     """Number of worlds that are made, with 200 documents and 150 questions each."""
     seed: int = 0
-    """Seeds the draw of the questions of a named set; worlds that are made take the seeds from 1 above it on."""
+    """Seeds the draw of the questions of a named set. The worlds that are made have the seeds SEED + 1, SEED + 2, ..."""
     retriever: str = ""
     """Spec of the real retriever; default: a FAISS index over the corpus of the questions."""
     encoder: str = "minilm"
@@ -104,7 +104,7 @@ class Train:
     seed: int = 0
     """Seeds the order of the examples."""
     rate: float | None = None
-    """Share of the warm start's step sizes; default: as suits the tiny policy, 0.25. Large models want 0.0025."""
+    """Factor on the step sizes of `agentenv warmstart`. Default: 0.25, for the tiny policy. Large models need 0.0025."""
     compute: ComputeSettings = AUTOMATIC
     """Where it learns, and how; in float32 unless bfloat16 is named."""
 
@@ -120,7 +120,7 @@ class Train:
             raise ConfigurationError(f"{self.out} exists already; choose another --out")
         if self.steps < 1 or not 0 < (1.0 if self.rate is None else self.rate) < inf:
             raise ConfigurationError(
-                f"--steps is {self.steps} and --rate {self.rate}; they must be at least 1, and finite and above 0"
+                f"--steps is {self.steps} and must be at least 1; --rate is {self.rate} and must be finite and above 0"
             )
         examples = read_examples(self.examples)
         policy = make_policy(self.base, self.compute.precise())

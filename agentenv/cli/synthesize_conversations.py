@@ -30,7 +30,7 @@ class Conversations:
     turns: int = ConversationConfig.turns
     """Turns of each, at least 2."""
     switches: float = ConversationConfig.switches
-    """Share of the turns after the first that change the topic, 0 to 1; one that is used up always changes."""
+    """Share of the turns after the first that change the topic, 0 to 1. A topic without a fact left always changes."""
     seed: int = ConversationConfig.seed
     """Seeds every draw."""
 

@@ -130,7 +130,7 @@ class FictionalHot:
     def _drawn(self) -> Source:
         """One draw over all sets."""
         if not 0 < self.share <= 1:
-            raise ConfigurationError(f"--share is {self.share}; it is above 0 and at most 1.")
+            raise ConfigurationError(f"--share is {self.share}; it must be above 0 and at most 1.")
         if self.limit is not None:
             require_at_least_one(limit=self.limit)
         if self.dataset in (WORLD, OWN, *PROGRAM_SETS):

@@ -71,7 +71,7 @@ class HDSQA:
     """What searches the corpus, for these questions and to find that no single search answers one, a spec as `agentenv list`
     shows; default: BM25 over it."""
     fan: int = HybridConfig.fan
-    """Most entities of a world that share one feature, and documents of a search there."""
+    """For `grammar`: most entities of the world that share one feature, and number of documents that a search returns."""
     at_once: int = 8
     """Questions under way at a time."""
     seed: int = 0
@@ -85,7 +85,8 @@ class HDSQA:
         require_at_least_one(at_once=self.at_once)
         if self.editor != GRAMMAR and self.related < self.fewest:
             raise ConfigurationError(
-                f"--related is {self.related}; each of --fewest {self.fewest} features needs a question of its own."
+                f"--related is {self.related}; it must be at least --fewest {self.fewest}, as each feature needs its own "
+                "question."
             )
         config = HybridConfig(self.questions, self.fewest, self.most, self.fan, self.seed)
         models, failures = ChatModels(self.replies), list[RecordFailure]()
@@ -123,7 +124,9 @@ class HDSQA:
         self, documents: Sequence[Document], models: ChatModels
     ) -> tuple[list[Task], list[RecordFailure]]:
         if not self.dataset:
-            raise ConfigurationError("a model describes the entities of questions that exist: name --dataset")
+            raise ConfigurationError(
+                "with a model as --editor, the entities come from questions that exist: name their set by --dataset"
+            )
         seeds = load_questions(
             self.dataset, self.data, split=self.split, limit=self.questions, seed=self.seed
         )

@@ -25,7 +25,7 @@ class IKEA:
     out: Path
     """Folder to write: questions.jsonl, whose families are easy and hard, and synthesis.json."""
     each: int | None = None
-    """Questions of each half; default: as many as the smaller half has."""
+    """Number of known questions, and of unknown ones; default: as many as the smaller of both kinds has."""
     scorer: str = "em_squad"
     """Says whether a sample is right."""
     seed: int = 0

@@ -112,8 +112,8 @@ class OrganisationCommand:
         if not written:
             first = failures[0]
             raise DatasetError(
-                f"no wording of {self.editor} came of {len(failures)} artefacts, and nothing is written; the first "
-                f"({first.id}) failed with {first.kind}: {first.message}"
+                f"{self.editor} gave no usable wording of any of {len(failures)} artefacts, so nothing is written; the "
+                f"first ({first.id}) failed with {first.kind}: {first.message}"
             )
         known = {artefact.document.id: artefact.document for artefact in written}
         return [known.get(document.id, document) for document in made.documents], failures

@@ -43,10 +43,10 @@ class History:
     """How often questions were solved, time after time."""
 
     accuracies: dict[str, list[float]]
-    """Of each question, the earliest first."""
+    """The accuracies of each question, the earliest first."""
     category: dict[str, str]
     attempts: int
-    """The most behind one accuracy."""
+    """Largest number of attempts from which one accuracy was computed."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,8 @@ class SwS:
     questions: int = 64
     """Questions to write; the checks leave fewer."""
     failed: Rule = "slope"
-    """When a question counts as failed: slope as published; flat takes those that never change, too; test is a test."""
+    """When a question counts as failed, by its accuracies over time: slope as published, flat also where they never
+    change, test by a significance test."""
     samples: int = WeaknessWriter.samples
     """Answers of the solver and of the student to each question."""
     size: int = 5

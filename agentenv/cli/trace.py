@@ -36,8 +36,8 @@ class Trace:
     """Capabilities of an environment of your own, as module:NAME of a mapping of TrainableCapability by name; default: the
     six of a search agent."""
     model: str = ""
-    """A model that proposes capabilities and labels the episodes, such as openai:MODEL@URL or hf:PATH; default: they are
-    labelled by programme."""
+    """A model that proposes capabilities and labels the episodes, such as openai:MODEL@URL or hf:PATH; default: rules
+    label them, and no model is asked."""
     passes: int = 10
     """Passes of the model over each episode."""
     tasks: int = 64
@@ -47,8 +47,8 @@ class Trace:
     rank: int = 16
     """Rank of the adapters that the configurations train; 0 trains all weights."""
     exercise: float = 1.0
-    """What showing a capability of a search pays in the runs, 1 as in the paper; the rest of 1 is paid for a right answer
-    with it."""
+    """Reward of an episode of the runs for showing the capability (1 in the paper); what is left up to 1 is paid if the
+    answer is right as well. For the six capabilities of a search agent alone."""
     keep_method: bool = False
     """Whether the configurations learn by the loss, the sampler and the strategy of ``config``; otherwise by GRPO, as in the
     paper."""
@@ -68,7 +68,8 @@ class Trace:
             )
         if self.capabilities and self.exercise != 1.0:
             raise ConfigurationError(
-                "--exercise is for the capabilities of a search; the success of a TrainableCapability says it for your own"
+                "--exercise applies to the six capabilities of a search agent alone: leave it out with --capabilities, "
+                "where an episode shows a capability from the reward `success` of its TrainableCapability on"
             )
         if not 0 < self.exercise <= 1:
             raise ConfigurationError(f"exercise={self.exercise} must be above 0 and at most 1")
@@ -128,7 +129,9 @@ class Trace:
             mark = "kept" if row["kept"] else ""
             console.print(f"  {row['capability']:<10}{said}  {mark}", markup=False)
         if not any(row["kept"] for row in result["capabilities"]):
-            console.print("  none is kept: failures lack none of them clearly more often than successes")
+            console.print(
+                "  no capability is kept: none is lacking clearly more often in failures than in successes"
+            )
         for row in result["environments"]:
             rates = ", ".join(f"{rate:.2f}" for rate in row["rates"])
             found = "kept" if row["kept"] else "no environment of it lies within the band"

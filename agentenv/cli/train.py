@@ -87,7 +87,8 @@ class Train:
         if known.resume is not None:
             if named or known.out or known.plan:
                 raise ConfigurationError(
-                    "--resume takes the run's own config.toml; give nothing else but keys to change"
+                    "--resume reads config.toml of the run: leave out the preset, --out and --plan; keys to change may "
+                    "follow"
                 )
             held = resume_confirmed(known.resume, trusted=known.trust_config)
             return cls(override(held, overrides), known.resume, resume=True)

@@ -52,9 +52,9 @@ class Value:
     samples: int = 5
     """With --search, complete continuations from each."""
     children: int = 3
-    """With --search, next states that stay open."""
+    """With --search, how many of the states after a state, the best ones, are searched further."""
     ridge: float = 100.0
-    """How strongly the weights of the head are pulled towards 0, above 0; about as many states weigh as much."""
+    """Ridge penalty on the weights of the head, above 0; it weighs about as much as that number of states."""
     epochs: int = 0
     """Passes over the states in which the whole language model learns with the head (2 in ReST-RL); it is written to the
     folder OUT.model. 0 fits the head alone."""

@@ -38,13 +38,14 @@ class Warmstart:
     out: Path
     """Folder for weights, tokenizer and model card. It must not exist."""
     env: Literal["search", "code", "sql", "desktop", "questions"] = "search"
-    """What it learns: FictionalWorlds of the training split, or, with many errors, programming tasks, questions over
-    databases or DomSim's tasks. With ``questions`` a reader over MiniLM learns from the question sets in the folder that
-    AGENTENV_DATA names, which takes an hour or so of one core."""
+    """What the policy learns: ``search`` in FictionalWorlds of the training split, or, where it still makes many errors,
+    programming tasks (``code``), questions over databases (``sql``) or DomSim's tasks (``desktop``). With ``questions`` a
+    reader over MiniLM learns from the question sets in the folder that AGENTENV_DATA names, which takes about an hour of
+    one core."""
     seed: int = 0
     """Seeds weights and worlds."""
     copying_steps: int | None = None
-    """Optimiser steps on single pages; default: as for the shipped policy, like the two below. For search, as they are."""
+    """For search, like the next two: optimiser steps on single pages. Default of all three: as for the shipped policy."""
     reading_steps: int | None = None
     """Optimiser steps on reading exercises and careful episodes."""
     index_steps: int | None = None
@@ -62,7 +63,7 @@ class Warmstart:
     """Optimiser steps on pages of several documents that state the same relation of different things, after all others; none
     where not given."""
     hops: int | None = None
-    """Longest questions that are demonstrated; default: 2."""
+    """Greatest number of hops of the questions that are demonstrated; default: 2."""
     from_shipped: bool = False
     """Starts from the shipped policy as it is: for search, steps on a mixture, on roles or on advice are made. With --env
     questions the folder is of the reader that comes with the package, and nothing is taught."""
@@ -90,27 +91,27 @@ class Warmstart:
     samples: int = 8
     """Episodes of each task, of --distil."""
     tiers: tuple[int, ...] = ()
-    """Of --distil, in place of --samples: episodes of a task after each tier, such as 4 8 16. A task that is solved too
-    rarely gets the next tier (EvoCUA)."""
+    """With --distil, in place of --samples: episodes that a task has had in all after each tier, such as 4 8 16. A task
+    that is solved too rarely gets the next tier (EvoCUA)."""
     thresholds: tuple[float, ...] = ()
-    """Share of solved episodes from which --tiers plays no further one: one for each tier but the last."""
+    """Shares of solved episodes, one for each tier but the last; a task that reaches the share gets no further tier."""
     least: float = 1.0
     """Least reward of an episode that --distil and --episodes imitate."""
     mask_redundant: bool = False
     """With --imitate and --distil: turns that lead back to where the episode has been before are not learned."""
     difficulty: int | None = None
-    """Steps of a task before its last, of --env code; default: 1."""
+    """With --env code: steps of a task before its last; default: 1."""
     stateful: bool | None = None
     """With --env code: programs are tried step by step in an interpreter that is kept."""
     careless: float | None = None
-    """Share of the first tries that fail; default: 0.75 of --env code, 0.6 of --env sql."""
+    """With --env code and --env sql: share of the first tries that fail; default: 0.75 and 0.6."""
     trust_config: bool = False
     """Whether these files may run code without a sandbox or contact hosts; otherwise that is asked at the terminal."""
     steps: int | None = None
     """Optimiser steps of --env code, --env sql, --env desktop, --env questions, --imitate and --distil; default of the last
     two: 100, on episodes drawn anew."""
     epochs: int | None = None
-    """In place of --steps, how often --imitate and --distil go through what is shown; default with --arena: 3."""
+    """In place of --steps: passes of --imitate and --distil over the demonstrations; default with --arena: 3."""
     batch: int | None = None
     """Episodes of an optimiser step, of --imitate and --distil; default: 32. Forward passes are bounded by what the run says
     of memory."""
@@ -187,7 +188,9 @@ class Warmstart:
         if self.advisor and (not self.imitate or self.arena is not None):
             raise ConfigurationError("--advisor goes with --imitate and without --arena")
         if self.context_tokens is not None and not self.imitate:
-            raise ConfigurationError("--context-tokens goes with --imitate: otherwise no run says how many")
+            raise ConfigurationError(
+                "--context-tokens goes with --imitate, whose runs give the number that it replaces: leave it out"
+            )
         if self.episodes and (len(self.imitate) != 1 or self.arena is not None or self.advisor):
             raise ConfigurationError(
                 "--episodes goes with --imitate of one run, which says who learns, and without --arena and --advisor"

@@ -30,15 +30,15 @@ class World:
     """Least and greatest number of hops of a question, within 1-4; one number stands for both."""
     families: tuple[str, ...] = WorldConfig.families
     """Families of questions: lookup, bridge, comparison, intersection, count, temporal, yes_no, superlative, list.
-    None takes all that the hops allow but the last two."""
+    Default: all that the hops allow, except superlative and list."""
     questions: int = WorldConfig.questions
     """Number of distinct questions."""
     distractors: float = WorldConfig.distractors
     """Share of entities that get a neighbour with nearly the same name, 0 to 0.5."""
     paraphrase: int = WorldConfig.paraphrase
-    """Surface forms of each relation, 1 to 3."""
+    """Number of wordings of each relation, 1 to 3."""
     words: int = WorldConfig.words
-    """Upper bound of the words of a document, at least 24."""
+    """Largest number of words of a document, at least 24."""
     indirect: float = WorldConfig.indirect
     """Share of facts that only the page of another entity states, 0 to 0.1."""
     split: Split = WorldConfig.split

@@ -73,7 +73,7 @@ async def act(
         state: The episode.
         action: What the policy wrote.
         config: Budgets and deadlines.
-        given: What the action holds, where a service read it; None reads it here.
+        given: The content of the action where a service has parsed it already; None parses it here.
 
     Returns:
         What is new, for ``observe``; None where the action ended the episode.

@@ -68,10 +68,10 @@ class Form:
 
     action: str
     constants: frozenset[str] = frozenset()
-    """Texts of it that belong to the form."""
+    """Texts of the action that belong to its form, such as the name of a tool."""
 
     def filled(self, *texts: str) -> str:
-        """The action with ``texts`` in the place of its contents, in turn and from the first one again after the last."""
+        """The action with ``texts`` in the place of its contents, in turn; after the last text comes the first again."""
         given = itertools.cycle(texts)
         return mapped(self.action, lambda content: content if content in self.constants else next(given))
 
@@ -90,7 +90,7 @@ class ExpertEpisode:
     actions: tuple[str, ...]
     """Empty without an expert."""
     reward: float
-    """What they earn; without an expert the reward that the environment declares for it."""
+    """Reward of these actions; without an expert the environment's ``reward_ceiling``."""
 
 
 @dataclass(frozen=True)

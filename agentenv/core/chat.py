@@ -44,7 +44,7 @@ def content_of(message: Message, defuse: Defuse) -> str | list[dict[str, str]]:
 
     Args:
         message: What is to be shown.
-        defuse: Is asked about its texts.
+        defuse: Called with each text; what it returns is given to the template.
     """
     if isinstance(message.content, str) or not images_of([message]):
         return defuse(message.text)

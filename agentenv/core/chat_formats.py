@@ -52,4 +52,6 @@ def check_chat_options(name: str, family: str, template_options: Mapping[str, An
     """
     if name != "native" and (family or template_options):
         given = f"family {family!r}" if family else f"template option {min(template_options)!r}"
-        raise ConfigurationError(f"the {given} is for the format 'native', and the format is {name!r}")
+        raise ConfigurationError(
+            f"the {given} applies to the format 'native' alone, and the format is {name!r}: leave it out"
+        )

@@ -98,11 +98,11 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
     """Options that decide what an episode earns, and nothing that the policy sees but its opening message
     (`default_prompt`). The card of a trained policy leaves them out: an evaluation measures by its own."""
     reports_searches: ClassVar[bool] = False
-    """Whether every search of an episode stands among its tool results. Where it does not, an episode whose results name no
-    documents says nothing on its searches, and what depends on them is left out; otherwise it made none."""
+    """Whether the tool results of an episode hold every search that it made. If so, an episode whose results name no
+    documents has made no search. If not, the searches of such an episode are unknown and left out."""
     refuses_half_escapes: ClassVar[bool] = False
-    r"""Whether it deals itself with an action that holds an escape of half a surrogate pair, such as ``\ud83d``. Otherwise
-    ``step`` is given ``\ufffd`` in its place, so that no policy can make it fail by one."""
+    r"""Whether the environment itself handles an action that holds an escape of half a surrogate pair, such as ``\ud83d``.
+    Otherwise ``step`` is given ``\ufffd`` in its place, so that no policy can make it fail by one."""
     reads_thoughts: ClassVar[bool] = False
     """Whether a thought between ``<think>`` tags is part of an action, as its messages or rewards have it. What a model has
     thought in its native form is then in the action too."""
@@ -375,8 +375,8 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
     def expert_gives_up(self) -> str | None:
         """The last action of the expert where this episode did not show the evidence for its answer; None where it did.
 
-        The scripted actions come from the record of the task. Asked after all of them but the last, so that the expert's
-        score is a ceiling of what can be found and not 1 by definition.
+        The scripted actions come from the record of the task. It is called after all of them but the last, so that the
+        expert's score is a ceiling of what can be found and not 1 by definition.
 
         Raises:
             ConfigurationError: the record of the task does not say what the expert would have to look for.

@@ -106,7 +106,7 @@ async def call_plain(what: str, seconds: float, function: Callable[[], T], *, ow
     def counted() -> T:
         if owner is not None and kind.hopeless:
             raise EnvFault(
-                f"{what} of {owner.__name__} was not called: it has never returned, and {_HUNG} calls hang"
+                f"{what} of {owner.__name__} was not called: none of its earlier calls returned, and {_HUNG} still hang"
             )
         with kind.running():
             return function()

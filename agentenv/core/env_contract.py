@@ -414,7 +414,7 @@ def check_floors(make: MakeEnv) -> str:
 
 
 def check_probes(make: MakeEnv) -> list[ProbeRow]:
-    """Checks that no policy that does not try earns what the expert earns, or has its episodes left out."""
+    """Checks that no policy that does not try earns what the expert earns or makes its episodes faults."""
     rows = probe_env(make)
     if farms := [row for row in rows if row.is_farm]:
         raise ProbeEarnsReward("; ".join(_complaint(row) for row in farms), rows)

@@ -89,10 +89,12 @@ def read_image(folder: Path | None, digest: str) -> bytes:
     """
     path = None if folder is None else folder / f"{digest}.png"
     if path is None or not re.fullmatch("[0-9a-f]{20}", digest) or not path.is_file():
-        raise ConfigurationError(f"a record names the image {digest!r:.40}, and there is no file of it")
+        raise ConfigurationError(f"a record names the image {digest!r:.40}, and its PNG file is missing")
     image = path.read_bytes()
     if image_digest(image) != digest:
-        raise ConfigurationError(f"{path} holds another image than the record names: it was changed")
+        raise ConfigurationError(
+            f"{path} was changed: it does not hold the image that a record names by this digest"
+        )
     return image
 
 
@@ -156,7 +158,7 @@ def text_alone(messages: Sequence[Message], who: str, *, opens: bool = False) ->
 
     Args:
         messages: What is to be shown.
-        who: To whom, for the error.
+        who: Who reads the text; the error names it.
         opens: Whether they open an episode: what a system prompt, examples and the question say then stands apart.
 
     Raises:

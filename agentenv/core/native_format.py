@@ -38,8 +38,8 @@ class NativeFormat(TriedTemplate):
             ConfigurationError: always.
         """
         raise ConfigurationError(
-            "the native format goes on from a conversation and not from ids alone, which this rollout strategy needs: use "
-            "the inline format"
+            "this rollout strategy continues an episode from token ids alone, and the native format needs a "
+            "conversation: use the inline format"
         )
 
     def closing(self, ids: Sequence[int]) -> list[int]:

@@ -67,7 +67,9 @@ class Tool:
         if self._model is None:
             check_schema(self.json_schema, self.name)
         if not callable(self.function):
-            raise ConfigurationError(f"tool {self.name!r} has no function to call, but {self.function!r:.80}")
+            raise ConfigurationError(
+                f"the function of tool {self.name!r} is {self.function!r:.80}, which cannot be called"
+            )
 
     @classmethod
     def from_schema(

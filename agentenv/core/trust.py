@@ -76,7 +76,7 @@ def confirm_file(path: Path, *, trusted: bool) -> None:
     try:
         found = list(dict.fromkeys(risks(read_toml(path))))
     except RecursionError as error:  # tables of dotted keys nest without the parser's recursion
-        raise ConfigurationError(f"{path} nests too deeply; no configuration does.") from error
+        raise ConfigurationError(f"{path} nests too deeply to be a configuration.") from error
     if not found:
         return
     named = "; ".join(found)

@@ -389,4 +389,6 @@ def world_split(questions: Path) -> str:
     try:
         return str(read_json_text(card.read_text(encoding="utf-8"))["config"]["split"])
     except (ValueError, LookupError, TypeError) as error:
-        raise DatasetError(f"{card} is no card of a world ({error!r}); write the world anew.") from error
+        raise DatasetError(
+            f"{card} does not say of which split its world is ({error!r}); write the world anew."
+        ) from error

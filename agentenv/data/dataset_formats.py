@@ -190,7 +190,7 @@ def _trivia_item(item: RawRow) -> Task:
     golds = RawRow({name.lower(): value for name, value in answer.items()}, item.place)
     if golds.fields.get("value") == _WITHHELD:
         raise DatasetError(
-            f"{item.place}: the answer is {_WITHHELD!r}, which stands for one that is kept secret."
+            f"{item.place}: the answer is {_WITHHELD!r}, so its publishers keep it secret; load another split."
         )
     names = (golds.gold("value"), *golds.texts("aliases"), *golds.texts("humananswers"))
     answers = RawRow({"aliases": list(names)}, item.place).golds("aliases")

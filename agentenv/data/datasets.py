@@ -280,7 +280,9 @@ def _world_split(source: Path, wanted: str) -> str:
     """The split of a world; a world is of one split, so no wrong flag lets training see a test world."""
     declared = world_split(source)
     if wanted and declared and wanted != declared:
-        raise DatasetError(f"The world in {source.parent} is of the split {declared!r}, not {wanted!r}.")
+        raise DatasetError(
+            f"The world in {source.parent} is of the split {declared!r}, not {wanted!r}; name that split or leave it out."
+        )
     return declared or wanted
 
 

@@ -173,5 +173,5 @@ def _task_of(place: str, row: dict[str, Any], split: str) -> Task:
         return Task(str(row["id"]), str(row["question"]), tuple(answers), split, data)
     except (KeyError, TypeError) as reason:
         raise DatasetError(
-            f"{place}: a question lacks or garbles {reason}; write the world anew."
+            f"{place}: a field of the question is missing or malformed ({reason}); write the world anew."
         ) from reason

@@ -338,7 +338,7 @@ def _check_numbers(window: int, patch_budget: int) -> None:
 def _refuse_pixels(patch: Patch, thoughts: ThoughtWriter | None, *, pixels: bool) -> None:
     if pixels and (patch == "on_policy" or thoughts is not None):
         raise ConfigurationError(
-            "thoughts are written from the text of a screen: leave them out, or pixels=false"
+            "thoughts can only be written from the text of a screen: leave thoughts out, or set pixels=false"
         )
 
 

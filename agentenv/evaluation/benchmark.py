@@ -181,8 +181,8 @@ def check_names(benchmark: Benchmark, given: BenchmarkParts = BY_NAME) -> None:
         if scorer in RECORDED and scorer not in env_class(benchmark.env).scorers:
             entry = RECORDED[scorer].entry
             raise ConfigurationError(
-                f"{scorer} is read off the {entry!r} that an environment notes of an episode, and {benchmark.env} notes "
-                f"none; its own measures are {', '.join(env_class(benchmark.env).scorers)}"
+                f"{scorer} needs the entry {entry!r} that some environments add to the record of an episode, and "
+                f"{benchmark.env} adds none; its own measures are {', '.join(env_class(benchmark.env).scorers)}"
             )
     known_retriever(benchmark.retriever)
     roll_of(benchmark.strategy, benchmark.strategy_options)

@@ -169,8 +169,8 @@ def rescore(directory: Path, scorers: Sequence[str]) -> Json:
         entry = RECORDED[name].entry if name in RECORDED else None
         if entry and not any(entry in one for one in scored):
             raise ConfigurationError(
-                f"{name} is read off the {entry!r} that an environment notes of an episode, and no episode of {directory} "
-                "has one."
+                f"{name} needs the entry {entry!r} that some environments add to the record of an episode, and no "
+                f"episode of {directory} has one."
             )
     seed, faults = evaluation.results.get("seed", 0), len(evaluation.records) - len(scored)
     tables = score_tables(scored, scorers, seed=seed, faults=faults)

@@ -102,8 +102,8 @@ def lock_folder(directory: Path, config: Mapping[str, Mapping[str, Any]], *, wri
         _refuse_another(directory, _held(path), plain)
     elif held := [name for name in (EPISODES, RESULTS, USAGE, TIMINGS, PAGE) if (directory / name).exists()]:
         raise ConfigurationError(
-            f"{directory} holds {held[0]}, to which an evaluation writes, and no {CONFIG} that says of what it is: choose "
-            "another --out"
+            f"{directory} holds {held[0]} and no {CONFIG} that says which evaluation it belongs to, so a new evaluation "
+            "could overwrite it: choose another --out"
         )
     elif write:
         import tomli_w

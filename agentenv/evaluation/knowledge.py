@@ -48,7 +48,8 @@ def knowledge_halves(
     size = min(map(len, halves)) if each is None else each
     if not 1 <= size <= min(map(len, halves)):
         raise ConfigurationError(
-            f"{len(halves[0])} questions are known and {len(halves[1])} are not; of each {max(size, 1)} are asked for"
+            f"{len(halves[0])} questions are known and {len(halves[1])} are not, and {max(size, 1)} of each kind are "
+            "needed: lower --each, or probe more questions"
         )
     rng = Random(seed)
     chosen = {id for half in halves for id in rng.sample(half, size)}

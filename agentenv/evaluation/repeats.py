@@ -48,7 +48,7 @@ def read_runs(directories: Sequence[Path], scorer: str, *, also: Sequence[Path] 
     for path, known in zip(everything, ids, strict=True):
         if known != ids[0]:
             raise ConfigurationError(
-                f"{everything[0]} and {path} are over different questions; give both the same --limit and draw."
+                f"{everything[0]} and {path} are over different questions; evaluate both with the same --limit and --seed."
             )
     valid = set.intersection(*({r["id"] for r in run.records if r["valid"]} for run in runs))
     if not valid:

@@ -121,13 +121,15 @@ def make_suite(
     for name, table in own.items():
         if not is_folder_name(name):
             raise ConfigurationError(
-                f"{where}: {name!r} cannot be the name of a folder, and that of a set has to be"
+                f"{where}: the table {name!r} needs a name that a folder can have, as its results are written there"
             )
         values = {**defaults, "dataset": name, **_fields(where, name, shared), **_fields(where, name, table)}
         parts[name] = Benchmark(**values)
         for field in {"policy", "retriever"} & {*shared, *table}:
             if getattr(given, field) is not None:
-                raise ConfigurationError(f"{where}: {name} names a {field} where an object is given already")
+                raise ConfigurationError(
+                    f"{where}: {name} names a {field}, and one is given as an argument already: leave one of them out"
+                )
         check_names(parts[name], given)
     return Suite(parts)
 
@@ -155,7 +157,9 @@ def _fields(where: str, name: str, table: Mapping[str, Any]) -> dict[str, Any]:
             fits = isinstance(value, types[field]) and isinstance(value, bool) == switch
             values[field] = value
         if not fits:
-            raise ConfigurationError(f"{where}: {name}: {key} cannot be {value!r}")
+            raise ConfigurationError(
+                f"{where}: {name}: {key} has the value {value!r}, which is of another type than it takes"
+            )
     return values
 
 

@@ -113,7 +113,9 @@ def read_card(folder: Path) -> EpisodeCard:
     card = _checked(settings := read_settings(path), path)
     further = settings.get("environments", ())
     if any("environments" in one for one in further):
-        raise CheckpointMismatch(f"{path} is no card of episodes: a further environment has none of its own")
+        raise CheckpointMismatch(
+            f"{path} is no card of episodes: one of its environments lists environments itself"
+        )
     return replace(card, environments=tuple(_checked(one, path) for one in further))
 
 

@@ -103,7 +103,7 @@ AUTOMATIC = ComputeSettings()
 
 @dataclass(frozen=True)
 class Compute:
-    """Settings without ``auto``."""
+    """The resolved settings, in which no value is ``auto``."""
 
     device: "torch.device"
     dtype: "torch.dtype"

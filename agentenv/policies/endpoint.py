@@ -201,7 +201,7 @@ class ChatClient:
             return self._given_up(last)
         return EndpointFault(
             f"{self.endpoint.address} was not asked: it has not answered the last {self._silence.count} requests, and "
-            "another one is tried"
+            "one request at a time is tried until it answers"
         )
 
     async def _start(self) -> None:

@@ -290,8 +290,8 @@ def image_tokens(message: Message, *, allowed: bool) -> int:
     sizes = [_points(part.image) for part in message.content if part.kind == "image"]
     if sizes and not allowed:
         raise ConfigurationError(
-            "the environment shows pictures, and the policy says images=0: take a model that sees, or an observation of the "
-            "environment that is text"
+            "the environment shows images, and the policy has images=0: take a model that reads images, or set the "
+            "environment to observations of text"
         )
     return sum(min(_MOST_IMAGE_TOKENS, max(1, math.ceil(points / _POINTS_A_TOKEN))) for points in sizes)
 

@@ -223,7 +223,9 @@ def require_support(model: Any, context_tokens: int) -> CacheShape:
         size = getattr(text_config(model), window, None)
         if isinstance(size, int) and 0 < size < context_tokens:
             raise refusal(
-                model, f"of {context_tokens} tokens they read {window}={size} in a way that is not known here"
+                model,
+                f"their attention is limited by {window}={size}, which is not supported for contexts of {context_tokens} "
+                "tokens",
             )
     try:
         with _narrow(text_config(model)):
@@ -234,7 +236,7 @@ def require_support(model: Any, context_tokens: int) -> CacheShape:
     except Exception as error:  # each architecture fails in a way of its own
         reason = f"{type(error).__name__} {error}".partition("\n")[0][:160]
         raise refusal(
-            model, f"a forward pass with positions, attention mask and cache of our own failed ({reason})"
+            model, f"a forward pass with positions, attention mask and cache from agentenv failed ({reason})"
         ) from error
     require_small(model, gap)
     return shape
@@ -249,8 +251,8 @@ def require_small(model: Any, gap: float) -> None:
     if gap > _TOLERANCE.get(model.dtype, _ROUNDED):
         raise refusal(
             model,
-            f"their log-probs would be wrong by {gap:.2g} nats, as they do not follow the positions and masks that they are "
-            "given",
+            f"their log-probs would be wrong by {gap:.2g} nats, because they ignore the positions or masks that agentenv "
+            "passes",
         )
 
 
@@ -296,7 +298,7 @@ def _cache_shape(model: Any) -> CacheShape:
     layers = len(witness.seen)
     if len(shapes) != 1 or set(witness.seen) != set(range(layers)):
         raise _Unsupported(
-            "they keep something else of a token than keys and values of one size in every layer"
+            "their cache holds something other than keys and values of one size in every layer"
         )
     _, heads, _, width = shapes.pop()
     if layers < int(text_config(model).num_hidden_layers):

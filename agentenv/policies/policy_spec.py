@@ -122,7 +122,8 @@ def check_trainable(spec: str) -> None:
         )
     if is_engine(spec):
         raise ConfigurationError(
-            f"{spec!r} holds no model to train or change: name hf:PATH, and engine.kind='vllm' for who samples"
+            f"{spec!r} only samples and cannot be trained or changed: name hf:PATH; to sample with vLLM in training, set "
+            "engine.kind='vllm'"
         )
     if is_router(spec):
         raise ConfigurationError(

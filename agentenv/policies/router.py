@@ -76,7 +76,9 @@ def read_router(folder: Path) -> RouterCard:
         raise CheckpointMismatch(f"{path} is no JSON: {error}") from error
     names = [route.name for route in card.routes]
     if len(set(names)) < len(names) or BASE in names:
-        raise CheckpointMismatch(f"{path} names a route twice, or calls one {BASE!r}: {names}")
+        raise CheckpointMismatch(
+            f"{path} must name each route once and none of them {BASE!r}; it names {names}"
+        )
     routes = tuple(
         Route(route.name, route.description, _placed(route.policy, folder)) for route in card.routes
     )

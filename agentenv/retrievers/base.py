@@ -185,7 +185,7 @@ def passage_of(fields: Any) -> Passage:
     except OverflowError:  # an integer that no float holds
         finite = False
     if not finite:
-        raise ValueError(f"a passage has the score {str(passage.score)[:40]}")
+        raise ValueError(f"a passage has the score {str(passage.score)[:40]}, which is not finite")
     return passage
 
 

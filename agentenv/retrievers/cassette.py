@@ -20,7 +20,7 @@ class CassetteRetriever:
 
     Args:
         path: the file.
-        inner: asked what the file lacks; None refuses it.
+        inner: the retriever that is asked what the file lacks; None refuses such queries.
 
     Raises:
         ConfigurationError: no cassette of a retriever, or one of another retriever than ``inner``.

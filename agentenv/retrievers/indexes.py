@@ -44,7 +44,7 @@ EFFORT = Effort()
 
 
 def default_spec(rows: int, dim: int) -> str:
-    """The index for a corpus of ``rows`` passages: exact when tiny, then small codes refined by fine ones, by coarser ones.
+    """The index for a corpus of ``rows`` passages: exact for a small one, otherwise small codes refined by larger.
 
     `benchmarks/index_million.py` holds both larger classes against Flat.
     """
@@ -69,9 +69,9 @@ class Footprint(NamedTuple):
     """Bytes of an index."""
 
     hot: float
-    """What every search reads."""
+    """Bytes that every search reads."""
     refine: float
-    """What a search reads a few rows of."""
+    """Bytes of which a search reads a few rows."""
 
     @property
     def total(self) -> float:
@@ -126,7 +126,7 @@ def new_index(spec: str, dim: int) -> Any:
     faiss = load_faiss()
     if "IDMap" in spec:
         raise ConfigurationError(
-            f"{spec!r} keeps labels of its own; rows of the corpus are the only labels here."
+            f"{spec!r} stores labels of its own (IDMap); take an index without IDMap, whose labels are rows of the corpus."
         )
     try:
         return faiss.index_factory(dim, spec, faiss.METRIC_INNER_PRODUCT)
@@ -242,7 +242,8 @@ def refuse_unsearchable(index: Any, path: Path) -> None:
     for part in _indexes_in(index):
         if isinstance(part, faiss.IndexIDMap):
             raise ConfigurationError(
-                f"{path} keeps labels of its own; rows of the corpus are the only labels here."
+                f"{path} stores labels of its own (IDMap); build it without IDMap, so that its labels are rows of the "
+                "corpus."
             )
         lists = getattr(part, "invlists", None)
         if lists is not None and isinstance(faiss.downcast_InvertedLists(lists), faiss.OnDiskInvertedLists):

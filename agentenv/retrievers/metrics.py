@@ -32,7 +32,7 @@ def _shares(
     ranked_ids: Sequence[Sequence[str]], supporting_ids: Sequence[Collection[str]], k: int
 ) -> list[float]:
     if not supporting_ids or not all(supporting_ids):
-        raise ConfigurationError("Recall needs questions, and a supporting document for every one of them.")
+        raise ConfigurationError("Recall needs at least one question, and supporting_ids for each.")
     return [
         len(set(needed).intersection(ranked[:k])) / len(set(needed))
         for ranked, needed in zip(ranked_ids, supporting_ids, strict=True)

@@ -24,7 +24,10 @@ class OracleRetriever:
         for task in tasks:
             ids = task.data.get("supporting_ids", ())
             if not ids or any(i not in documents for i in ids):
-                raise ConfigurationError(f"question {task.id!r} names no supporting documents of this corpus")
+                raise ConfigurationError(
+                    f"question {task.id!r} names no supporting documents of this corpus: its data['supporting_ids'] must "
+                    "be ids of them"
+                )
             found = [documents[i] for i in ids]
             self._gold[task.question] = [Passage(d.id, d.title, d.text, 1.0) for d in found]
 

@@ -77,7 +77,7 @@ def grade_query(
         results.append((found, wanted))
         matches[index] = same_rows(found, wanted, ordered=ordered)
     if first_result is None:
-        raise ConfigurationError("a query is graded on one database at least")
+        raise ConfigurationError("no database is given: a query is graded on at least one")
     return SqlGrade(first_result, tuple(matches), tuple(results))
 
 

@@ -73,7 +73,7 @@ def check_band(band: tuple[float, float]) -> None:
     """
     if not 0 <= band[0] <= band[1] <= 1:
         raise ConfigurationError(
-            f"band={band[0]:g} {band[1]:g}: name the least success rate and then the greatest, within 0 and 1"
+            f"band={band[0]:g} {band[1]:g} must be the least and then the greatest success rate, both within 0 and 1"
         )
 
 
@@ -199,7 +199,7 @@ def lacking(
     pairs = [pair for pair in zip(records, values, strict=True) if pair[0]["valid"]]
     if all(cause_of(*pair) == "correct" for pair in pairs):
         raise ConfigurationError(
-            f"none of the {len(pairs)} valid episodes of {evaluation.directory} failed: nothing is lacking"
+            f"none of the {len(pairs)} valid episodes of {evaluation.directory} failed, so no capability is lacking"
         )
     if chat is None:
         least = LEAST_LACKED
@@ -209,7 +209,7 @@ def lacking(
         labels, proposed = run_to_completion(_asked(chat, evaluation, values, known, passes))
     if not any(not one.solved for one in labels):
         raise ConfigurationError(
-            f"none of the {len(labels)} labelled episodes of {evaluation.directory} failed; no label of the others came"
+            f"none of the {len(labels)} labelled episodes of {evaluation.directory} failed; the model labelled no others"
         )
     return contrasts(labels, least_lacked=least), proposed
 

@@ -66,7 +66,7 @@ def test_the_index_is_chosen_by_size_and_an_interrupted_build_is_taken_up(tmp_pa
     console = Console(width=100, file=io.StringIO(), record=True)
     again = Build(tmp_path, tmp_path / "next", encoder="hash")
     again.show(again.run(), console)
-    assert "The vectors of 1,024 of them were there from an interrupted build." in console.export_text()
+    assert "1,024 of them had already been encoded by an interrupted build." in console.export_text()
     assert (tmp_path / "next" / INDEX_FILE).read_bytes() == (tmp_path / "out" / INDEX_FILE).read_bytes()
 
 

@@ -47,7 +47,7 @@ class BackgroundLoop:
         _loops.add(self)
 
     def forget(self) -> None:
-        """Starts anew with the next coroutine: in a process that was forked the thread does not go on."""
+        """Forgets the loop, so that the next coroutine starts one: a forked process lacks the thread of its parent."""
         self._lock, self._loop, self._thread = threading.Lock(), None, None
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> "Future[T]":

@@ -87,7 +87,9 @@ class _Pool:
             if self._closed:
                 raise RuntimeError("this pool of threads is closed")
             if self.abandoned >= MAX_ABANDONED:
-                raise EnvFault(f"{self.abandoned} calls hang already and hold a thread each")
+                raise EnvFault(
+                    f"it was not called: {self.abandoned} earlier calls have not returned, and each holds a thread"
+                )
             self._waiting.append(call)
             try:
                 self._staff()
@@ -211,7 +213,7 @@ def _refuse(calls: list[_Call]) -> None:
     """Lets calls fail for which the system gives no thread; not under the lock of their pool."""
     for call in calls:
         call.hold.end()
-        call.set_exception(EnvFault("the system gives no further thread for this call"))
+        call.set_exception(EnvFault("the operating system could not start another thread for this call"))
 
 
 class DaemonThreads(ThreadPoolExecutor):

@@ -156,7 +156,9 @@ def new_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
         ConfigurationError: another process is filling it, or it is given as ``.`` or ``/``.
     """
     if not path.name:
-        raise ConfigurationError(f"{path} cannot be put in place as a whole; give the folder by its name")
+        raise ConfigurationError(
+            f"{str(path)!r} does not end in a name, so it cannot be replaced as a whole; give the folder by its name"
+        )
     require_place(path)
     part = path.with_name(path.name + _PART)
     if not replace and path.exists() and not (path.is_dir() and not any(path.iterdir())):

@@ -59,7 +59,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     """
     found = _parsed(path)
     if not isinstance(found, dict):
-        raise CheckpointMismatch(f"{path} is no file of settings: it holds no object")
+        raise CheckpointMismatch(f"{path} is no file of settings: it does not hold a JSON object")
     return found
 
 
@@ -150,13 +150,13 @@ def check_adapter_files(folder: Path) -> dict[str, Any]:
         )
     if settings.get("init_lora_weights", True) not in (True, False, "gaussian"):
         raise CheckpointMismatch(
-            f"{path} asks for weights to be begun by {settings['init_lora_weights']!r:.60}"
+            f"{path} sets init_lora_weights={settings['init_lora_weights']!r:.60}; it must be true, false or 'gaussian'"
         )
     for name in sorted(_LORA_LAYERS):
         value = settings.get(name)
         for layer in value if isinstance(value, list) else [value or ""]:
             if not isinstance(layer, str) or not _LAYERS.fullmatch(layer):
-                raise CheckpointMismatch(f"{path}: {name} names layers, not {layer!r:.60}")
+                raise CheckpointMismatch(f"{path}: {name} must hold names of layers, and holds {layer!r:.60}")
     return settings
 
 
@@ -180,7 +180,7 @@ def _module_folders(folder: Path) -> Iterator[Path]:
             found = inner.is_dir()
         except (OSError, ValueError) as error:  # no name that a file system takes
             raise CheckpointMismatch(
-                f"{path} names the folder {place!r:.80}, which no folder can be called"
+                f"{path} names the folder {place!r:.80}, which is no valid name of a folder"
             ) from error
         if outside:
             raise CheckpointMismatch(f"{path} names the folder {place!r:.80} outside of {folder}")

@@ -19,6 +19,6 @@ def read_toml(path: Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path} is no TOML: {error}.") from error
     except RecursionError as error:
-        raise ConfigurationError(f"{path} nests too deeply; no configuration does.") from error
+        raise ConfigurationError(f"{path} nests too deeply to be a configuration.") from error
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror}.") from error

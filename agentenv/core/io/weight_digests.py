@@ -42,8 +42,9 @@ def check_weight_digests(folder: Path) -> None:
         path = found.get(name)
         if path is None or _digest(path, path_state(path)) != digest:
             raise CheckpointMismatch(
-                f"{folder / name} {'is gone' if path is None else 'is not what was written there'}, by {DIGESTS} beside it: "
-                f"copy the folder again, or remove {DIGESTS} if you have changed the weights yourself"
+                f"{folder / name} {'is gone' if path is None else 'is not what was written there'}, according to "
+                f"{DIGESTS} beside it: copy the folder again, or remove {DIGESTS} if you have changed the weights "
+                "yourself"
             )
 
 

@@ -307,7 +307,9 @@ async def _direct(
         return _Direct(0, 0)
     answers = await solver.answers(draft.question, config.direct, rng.getrandbits(31))
     if 2 * len(answers) < config.direct:
-        raise SynthesisFault(f"of {config.direct} direct answers {len(answers)} could be read")
+        raise SynthesisFault(
+            f"only {len(answers)} of {config.direct} direct answers of the solver could be read"
+        )
     verdicts = {answer: await reviewer.is_right(draft, answer) for answer in dict.fromkeys(answers)}
     right = sum(verdicts[answer] for answer in answers)
     for answer, same in verdicts.items():

@@ -110,7 +110,7 @@ class NameMap:
         made = list(itertools.islice(invented_words(seed, statistics), len(words)))
         if len(made) < len(words):
             raise DatasetError(
-                f"{len(words)} words may have to be replaced, and there are {len(made)} inventions; give a smaller limit"
+                f"{len(words)} words may have to be replaced, and only {len(made)} can be invented; give a smaller --limit"
             )
         return cls(statistics, dict(zip(words, made, strict=True)), frozenset(map(spelling, made)))
 

@@ -71,7 +71,10 @@ class ModelReplacer:
         said = await self.writer.write(asked, {"real": list, "invented": list}, self.seed)
         real, invented = said["real"], said["invented"]
         if len(real) != len(invented):
-            raise SynthesisFault(f"{len(real)} names and {len(invented)} inventions came for {item.task.id}")
+            raise SynthesisFault(
+                f"the model listed {len(real)} real and {len(invented)} invented names for {item.task.id}, not equally "
+                "many"
+            )
         pairs = dict(zip(real, invented, strict=True))
         times = Counter(pairs.values())
         small = item.task.question == item.task.question.lower()
@@ -106,7 +109,10 @@ class ModelReplacer:
         said = await self.writer.write(asked, {"titles": list, "texts": list}, self.seed)
         titles, texts = said["titles"], said["texts"]
         if len(titles) != len(texts) or not titles:
-            raise SynthesisFault(f"{len(titles)} titles and {len(texts)} texts came for {question!r}")
+            raise SynthesisFault(
+                f"the model wrote {len(titles)} titles and {len(texts)} texts for {question!r}, not equally many, at "
+                "least one"
+            )
         return list(zip(titles, texts, strict=True))
 
     def _is_new(self, name: str, invented: str, small: bool) -> bool:

@@ -197,8 +197,8 @@ class HybridWriter:
                 features.append((page, clause))
         if len(features) < self.fewest:
             raise DatasetError(
-                f"of the distinct documents of related questions ({len(pages)}) come too few features that are ambiguous "
-                f"alone ({len(features)} of {self.fewest})"
+                f"the {len(pages)} documents that related questions led to give only {len(features)} features that are "
+                f"ambiguous alone, and {self.fewest} are needed"
             )
         return features
 

@@ -80,7 +80,7 @@ def refuse_used_folder(out: Path, replies: Path | None = None) -> None:
     """
     if replies is not None and out.resolve() in (replies.resolve(), *replies.resolve().parents):
         raise ConfigurationError(
-            f"{replies} lies in {out}, which is written when everything is there; keep the replies elsewhere."
+            f"the folder {replies} lies in {out}, which has to be empty until the end; keep the replies elsewhere."
         )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigurationError(f"{out} exists and is not an empty folder; give a new one.")

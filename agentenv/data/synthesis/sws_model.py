@@ -103,7 +103,7 @@ class WeaknessWriter:
             accuracy = share_right(tried, answer, self.samples)
             if not self.band[0] <= accuracy <= self.band[1]:
                 raise DatasetError(
-                    f"{order.id}: {question!r} is refused: the student solves {accuracy:.3f} of it"
+                    f"{order.id}: {question!r} is refused: the student solves it in {accuracy:.3f} of its samples"
                 )
             data["accuracy"] = accuracy
         return Task(order.id, question, (answer,), data=data)

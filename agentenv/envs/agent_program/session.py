@@ -172,8 +172,8 @@ class AgentSession:
     def _check_repeats(self) -> None:
         if self.exchanges and not self._replays:
             raise SnapshotRefused(
-                "the agent has gone on from an answer, and agent_state='kept' says that it must not work again; 'replayed' "
-                "goes back by starting it anew"
+                "the agent has already continued from an answer, and agent_state='kept' forbids running it a second "
+                "time; agent_state='replayed' goes back by starting it anew"
             )
 
     def _run(self, work: Coroutine[Any, Any, T], seconds: float) -> T:
@@ -290,8 +290,8 @@ class AgentSession:
         if self.event != before:
             raise SnapshotError(
                 f"the agent cannot go back: after {len(self.exchanges)} answers it does something else than before "
-                f"({_described(self.event)} in place of {_described(before)}); where it works with chance, with the time or "
-                "with a service, agent_state='kept' refuses snapshots"
+                f"({_described(self.event)} in place of {_described(before)}); if it depends on randomness, the time or "
+                "a service, set agent_state='kept', which refuses snapshots"
             )
 
     def forget(self) -> None:

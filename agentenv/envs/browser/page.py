@@ -364,7 +364,9 @@ class Tab:
                 case [str(kind), str(text)] if kind in EVENTS:
                     self._note(kind, text)
                 case _:
-                    raise BrokenPage(f"the page has changed what is noted of it: {str(note)[:MAX_NOTE]}")
+                    raise BrokenPage(
+                        f"the page has tampered with the record of its events: {str(note)[:MAX_NOTE]}"
+                    )
 
     async def _until(self, condition: Any) -> None:
         while not condition():
@@ -412,7 +414,7 @@ class Tab:
                 if "Cannot find context" not in str(error):
                     raise
                 self._world = (-1, 0)
-        raise BrokenPage("the page puts ever new documents in place of its own")
+        raise BrokenPage("the page keeps replacing its document, so that it cannot be read")
 
     async def _own_world(self) -> int:
         """The id of the world in which ``tree.js`` stands in the present document."""

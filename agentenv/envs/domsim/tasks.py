@@ -98,7 +98,7 @@ class DesktopTask:
             check_known("template", name, TEMPLATES)
         if others and template != feasible:
             raise ConfigurationError(
-                f"the task {template!r} is about no record that could be missing: there are several ways"
+                f"the task {template!r} cannot be made infeasible by removing a record: there are several ways to do it"
             )
         rng = Random(f"domsim {feasible} {seed}")
         self.start = DESKTOP.start(rng)
@@ -190,7 +190,9 @@ def _without_record(start: World, draft: TaskDraft) -> TaskDraft:
         if kind in RECORDS:
             start.data[RECORDS[kind]] = without(start.data[RECORDS[kind]], int(id))
             return TaskDraft(draft.goal, draft.plan[:place], {})
-    raise ConfigurationError(f"the task {draft.goal!r} is about no record that could be missing")
+    raise ConfigurationError(
+        f"the task {draft.goal!r} cannot be made infeasible: it is about no record that could be removed"
+    )
 
 
 def solve(desktop_task: DesktopTask) -> list[tuple[Action, Widget | None, DesktopView]]:
@@ -400,7 +402,9 @@ def _synthesized(
             continue
         if not flaw and not (held and held.overlap(desktop_task)):
             return name, key, desktop_task
-    raise ConfigurationError(f"{PATIENCE} draws of {joined} of the templates {names} gave no sound task")
+    raise ConfigurationError(
+        f"none of {PATIENCE} draws of {joined} of the templates {names} gave a task that can be used"
+    )
 
 
 def flaw_of(desktop_task: DesktopTask) -> str:

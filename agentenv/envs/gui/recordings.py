@@ -234,8 +234,8 @@ def _check_direction(gold: Gold, semantics: Semantics, place: str) -> None:
     seen = finger_direction(gold.action, gold.size)
     if finger != seen:
         raise DatasetError(
-            f"{place}: the direction {gold.declared!r} with the semantics {semantics!r} is a finger that goes {finger}, "
-            f"and the coordinates go {seen}; pass the file's own semantics."
+            f"{place}: by the semantics {semantics!r} the finger of the direction {gold.declared!r} moves {finger}, but "
+            f"the coordinates move {seen}; pass the semantics that the file was written with."
         )
 
 

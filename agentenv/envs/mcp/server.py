@@ -54,7 +54,7 @@ class McpServer:
                 raise ConfigurationError(f"the environment variable {name!r} for the MCP server is not set")
         bearer(self.token_variable)
         if not self.timeout_s > 0:
-            raise ConfigurationError(f"timeout_s is {self.timeout_s}; a call needs some time")
+            raise ConfigurationError(f"timeout_s is {self.timeout_s}; it must be above 0")
 
     @property
     def command(self) -> list[str]:

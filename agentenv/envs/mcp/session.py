@@ -123,8 +123,8 @@ class McpSession:
         """
         if self.calls and not self._replays:
             raise SnapshotRefused(
-                f"{self.server.name} was called and may remember it; server_state='replayed' goes back by making the calls "
-                "again, and 'none' says that it remembers nothing"
+                f"{self.server.name} was called and may have changed its state; set server_state='replayed' to go back "
+                "by making the calls again, or server_state='none' if the server keeps no state"
             )
         return tuple(self.calls)
 

@@ -74,7 +74,7 @@ class FactGraph:
         for fact in self._facts:
             if fact.document not in self._documents:
                 raise DatasetError(
-                    f"the corpus lacks the passage {fact.document!r}, of which there is a fact"
+                    f"the facts name the passage {fact.document!r}, which the corpus does not hold"
                 )
             names = [_name(fact.subject), _name(fact.object)]
             pairs = [(names[0], names[1]), *((name, _passage(fact.document)) for name in names)]

@@ -328,7 +328,7 @@ class HierarchicalSearch(SearchEnv):
         super().__init__(tasks=tasks, retriever=retriever, max_turns=max_turns, scorer=scorer, **options)
         agents = _agents(agents, tasks, retriever)
         if not agents:
-            raise ConfigurationError(f"needs agents, not {list(agents)}")
+            raise ConfigurationError(f"agents={list(agents)} must name at least one agent")
         far = tuple(f"{name}{_SUFFIX}" for name in (*agents, "all") if name != "local") if local_first else ()
         judge = make_reranker(reranker) if isinstance(reranker, str) else reranker
         refiner = Refiner(judge, keep, keep if keep_rest is None else keep_rest, cut_again)

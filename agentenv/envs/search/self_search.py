@@ -141,8 +141,8 @@ class SelfSearchTool:
             )
         if isnan(entropies[searches]):
             raise ConfigurationError(
-                "real='entropy' compares how likely the policy found its queries, and this one tells no log-probs: take a "
-                "model that runs here, or another mode of real"
+                "real='entropy' needs the log-probs of the policy's queries, which this policy does not give: take a "
+                "model that runs here (hf:PATH or vllm:PATH), or another mode of real"
             )
         return entropies[searches] > entropies[searches - 1]
 
@@ -200,7 +200,7 @@ class SelfSearch(SearchEnv):
         check_known("mode of real search", real, get_args(Real))
         super().__init__(max_turns=max_turns, **options)
         if first < 1:
-            raise ConfigurationError(f"first={first} must be at least 1; real='never' searches nothing")
+            raise ConfigurationError(f"first={first} must be at least 1; to search nothing, set real='never'")
         self.search = replace(self.search, format=replace(self.search.format, write=LAYOUTS[layout]))
         if prefix:
             self.search = replace(self.search, retriever=PrefixRetriever(self.search.retriever))

@@ -77,7 +77,8 @@ def _layout_of(index: Any, corpus: MappedCorpus, encoder: Encoder) -> str:
     if found < _LEAST_FOUND:
         raise IndexMismatch(
             f"Of {len(rows)} passages {found:.0%} have the vector that encoder {encoder.spec!r} gives them (mean "
-            f"similarity {mean:.3f}); the corpus is in another order, or the encoder, its prefix or its pooling are others."
+            f"similarity {mean:.3f}); the corpus has another order, or the vectors were made with another encoder, "
+            "prefix or pooling."
         )
     return layout
 

@@ -33,7 +33,7 @@ def intact_parts(
 
 
 class BuildJournal:
-    """Which parts of a file are safely on the disk: a line that says of what, then a line a part.
+    """Lists the parts of a file that are safely on the disk: a line on what is built, then a line for each part.
 
     Lines are only added, so that a journal of many parts costs no more to keep than one of few. A line that was cut off by
     a kill, and whatever follows it, does not count; nor does a journal of something else.

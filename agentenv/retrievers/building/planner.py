@@ -27,11 +27,11 @@ class Measured(NamedTuple):
     """One type of index at `MEASURED_ROWS` x `MEASURED_DIM` on one thread."""
 
     overlap: float
-    """With Flat among the first ten."""
+    """Share of the first ten results that Flat finds too."""
     alone_ms: float
-    """A query by itself."""
+    """Milliseconds that one query takes by itself."""
     batch_ms: float
-    """A query of a batch of 64."""
+    """Milliseconds that one query of a batch of 64 takes."""
     build_s: float
 
 
@@ -57,9 +57,9 @@ class Option:
     index: str
     file_bytes: int
     memory_bytes: int
-    """To hold everything that searches read."""
+    """Memory that holds everything that searches read."""
     least_bytes: int
-    """To hold what every search reads; the finer codes of a refined index then stay on the disk."""
+    """Memory that holds what every search reads; the finer codes of a refined index then stay on the disk."""
     fits: str
     """``yes``; ``mapped``, where the finer codes stay on the disk; or ``no``."""
     overlap: float
@@ -70,7 +70,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Advice:
-    """All options and the one to take."""
+    """All options, and the one that is recommended."""
 
     options: tuple[Option, ...]
     best: Option | None
@@ -84,9 +84,7 @@ def advise(passages: int, dim: int, memory: int) -> Advice:
         ConfigurationError: a number is not positive.
     """
     if min(passages, dim, memory) < 1:
-        raise ConfigurationError(
-            f"passages, dim and memory are {passages}, {dim} and {memory}; give positive numbers."
-        )
+        raise ConfigurationError(f"passages={passages}, dim={dim} and memory={memory} must all be above 0.")
     options = tuple(_option(spec, passages, dim, memory) for spec in _candidates(passages, dim))
     usual = options[0]
     return Advice(options, usual if usual.fits != "no" else None)

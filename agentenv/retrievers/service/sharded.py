@@ -35,13 +35,14 @@ class ShardedRetriever:
 
     def __init__(self, shards: Sequence[RemoteRetriever]) -> None:
         if not shards:
-            raise ConfigurationError("A front needs at least one shard; give their addresses.")
+            raise ConfigurationError("No shard is given; name the address of at least one retrieval server.")
         self.shards = tuple(shards)
         cards = [shard.card() for shard in shards]
         for shard, card in zip(shards, cards, strict=True):
             if card["name"] in _OWN_SCALE:
                 raise ConfigurationError(
-                    f"{shard.url} serves {card['name']}, whose scores depend on its own block; shard faiss instead."
+                    f"{shard.url} serves {card['name']}, whose scores differ from shard to shard; serve faiss on every "
+                    "shard."
                 )
             if different := [key for key in _ALIKE if card.get(key) != cards[0].get(key)]:
                 key = different[0]

@@ -93,7 +93,7 @@ class MappedCorpus(Corpus):
         raise KeyError(document_id)
 
     def _strange_tables(self) -> CorpusError:
-        return CorpusError(f"{self._path} does not belong to its tables; build the retriever again.")
+        return CorpusError(f"{self._path} does not match the tables of its rows; build the retriever again.")
 
     def _read(self, row: int) -> Document:
         start = int(self._starts[row])

@@ -73,7 +73,7 @@ _FURTHER = re.compile(r"^environments\.[^.]+\.")
 
 
 class Change(NamedTuple):
-    """One key with another value than before."""
+    """A configuration key whose value has changed."""
 
     key: str
     old: Any

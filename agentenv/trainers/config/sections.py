@@ -27,7 +27,7 @@ _LARGEST_RATE = 1e30  # beyond, Adam's own numbers leave the range of float32
 
 
 class ChatSettings(Frozen):
-    """How a model is spoken to in the format ``native``."""
+    """How prompts are rendered for a model, and its replies read, in the format ``native``."""
 
     family: str = ""
     """Name of the model family (``docs/chat_formats.md`` in the repository); empty reads it from the chat template."""
@@ -158,8 +158,8 @@ class LoraSettings(Frozen):
     alpha: int = Field(32, ge=1)
     """The output of the adapters is multiplied by alpha / rank."""
     modules: tuple[str, ...] = ()
-    """Last names of the linear layers that are adapted, such as ``["q_proj", "v_proj"]``; none named is all but the output
-    layer."""
+    """Last names of the linear layers that are adapted, such as ``["q_proj", "v_proj"]``. An empty list adapts all but the
+    output layer."""
     quantization: Literal["none", "nf4"] = "none"
     """Whether the linear layers below the adapters hold their weights in 4 bits (QLoRA): with ``nf4`` all but the output
     layer do; it needs bitsandbytes and one process."""
@@ -194,7 +194,7 @@ class AsynchronousSettings(Frozen):
     def _goes_on_later(self) -> Self:
         if self.abort and not self.staleness:
             raise ValueError(
-                "abort stops groups that go on in a later step, which staleness=0 rules out: set staleness above 0"
+                "abort=true continues stopped groups in a later step, which staleness=0 forbids: set staleness above 0"
             )
         return self
 
@@ -205,19 +205,19 @@ class ClusterSettings(Frozen):
     address: Annotated[str, AfterValidator(known_address)] = ""
     """``HOST:PORT`` of the head; ``local`` starts a cluster of this machine for the run; empty plays in this process."""
     workers: int = Field(2, ge=1)
-    """How many; one that is lost is replaced where there is room."""
+    """Number of workers; one that is lost is replaced if the cluster has room for another."""
     cpus: float = Field(1.0, gt=0)
     """Processors that a worker takes up in the cluster; ``threads`` says what it computes with."""
     gpus: float = Field(0.0, ge=0)
     """GPUs that a worker takes up, for its engines."""
     start_s: float = Field(600.0, gt=0)
-    """Seconds in which a worker must be up; where none is up for so long the run ends."""
+    """Seconds that a worker may take to start; if no worker runs for so long, the run ends."""
     deadline_s: float = Field(3600.0, gt=0)
     """Seconds that one group may take; a worker that is late with it counts as lost."""
 
 
 class EvaluationSettings(Frozen):
-    """Evaluation during and around training; without a rollout strategy unless one is named."""
+    """Evaluations before, during and after training; they use no rollout strategy unless one is named."""
 
     temperature: float = Field(0.0, ge=0)
     """Sampling temperature of these evaluations; 0 always takes the most likely token (R3L: .4)."""
@@ -265,7 +265,7 @@ class EvaluationSettings(Frozen):
 
 
 class SimulationSettings(Frozen):
-    """What training searches in place of ``search``; evaluations never do."""
+    """A simulated retriever that training searches in place of ``search``; evaluations always search ``search``."""
 
     retriever: str = ""
     """Spec of the retriever, such as ``simulated:hf:PATH``; empty searches ``search``."""
@@ -282,12 +282,12 @@ class SimulationSettings(Frozen):
     @classmethod
     def _shares(cls, real: tuple[float, float]) -> tuple[float, float]:
         if not all(0 <= share <= 1 for share in real):
-            raise ValueError(f"shares lie within 0 and 1, not {list(real)}")
+            raise ValueError(f"both shares must be within 0 and 1, not {list(real)}")
         return real
 
 
 class EnvironmentSections(Frozen):
-    """What every environment of a run has for itself."""
+    """Settings that every environment of a run has of its own."""
 
     env: EnvConfig = EnvConfig()
     """The environment."""
@@ -342,7 +342,7 @@ class EnvironmentSettings(EnvironmentSections):
 
 
 class GuardSettings(Frozen):
-    """What is done about signs of a collapse, besides the warning that is always given."""
+    """What the run does about signs that the policy collapses, besides the warning that it always gives."""
 
     guard: bool = False
     """Whether the guard acts. In the first nine steps it acts only on figures that are no finite numbers."""
@@ -350,14 +350,14 @@ class GuardSettings(Frozen):
     """``lower`` multiplies the step size by ``factor``, once for each kind of sign; ``stop`` ends the training with a
     checkpoint and the evaluation after it."""
     factor: float = Field(0.1, gt=0, lt=1)
-    """What ``lower`` multiplies the step size by."""
+    """Factor by which ``lower`` multiplies the step size."""
 
 
 class SecondSettings(Frozen):
     """A second set of weights, trained beside the first."""
 
     roles: tuple[str, ...] = ()
-    """Roles of self-play that play with it, such as ``["proposer"]``; none trains one set for all."""
+    """Roles of self-play that use the second set, such as ``["proposer"]``; an empty list trains one set for all roles."""
     policy: str = ""
     """The policy that it starts from, which has the same tokens as the first set; empty starts it where the first set
     does."""
@@ -366,7 +366,7 @@ class SecondSettings(Frozen):
 
 
 class LeagueSettings(Frozen):
-    """Past versions of a self-play run, and their matrix at its end."""
+    """Past versions of a self-play policy, which play against each other at the end of the run."""
 
     every: int = Field(0, ge=0)
     """Steps between two versions that are kept for good; 0 keeps none and plays no league."""

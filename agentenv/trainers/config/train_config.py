@@ -60,18 +60,18 @@ class TrainConfig(EnvironmentSections):
     """The policy to start from: ``tiny`` or ``hf:PATH``. If ``env.options`` names no prompt, that of the policy's
     ``episode.json`` is used, or else the environment's own."""
     format: FormatName = "inline"
-    """Inline tags within one assistant turn (Search-R1), the chat template with tool messages, or ``native``: tools are
-    declared, called and answered in the form that the model was trained in."""
+    """``inline``: tags within one assistant turn (Search-R1). ``template``: the chat template with tool messages.
+    ``native``: tools are declared, called and answered in the form that the model was trained in."""
     chat: ChatSettings = ChatSettings()
-    """The form of a model, for the format ``native``."""
+    """Model family and options of the chat template, for the format ``native``."""
     environments: dict[str, EnvironmentSettings] = Field(default_factory=dict)
-    """Further environments that the policy is trained in, by a name for their figures."""
+    """Further environments that the policy is trained in, by the names that their metrics get."""
     rollout: RolloutSettings = Field(default_factory=RolloutSettings)  # it imports its methods
     """How episodes are sampled."""
     asynchronous: AsynchronousSettings = AsynchronousSettings()
-    """Rollouts ahead of the learner."""
+    """Asynchronous training: rollouts continue while the learner learns."""
     engine: EngineConfig = EngineConfig()
-    """The engine that samples."""
+    """The engine that samples tokens."""
     cluster: ClusterSettings = ClusterSettings()
     """Workers on other machines that play episodes."""
     optimizer: OptimizerSettings = OptimizerSettings()
@@ -79,7 +79,7 @@ class TrainConfig(EnvironmentSections):
     reward_shaping: RewardShapingSettings = RewardShapingSettings()
     """Changes to the rewards."""
     loss: LossSettings = Field(default_factory=LossSettings)  # it imports its estimator
-    """What is minimised."""
+    """The loss: objective, advantage estimator and corrections."""
     memory: MemorySettings = MemorySettings()
     """Memory of the learner."""
     lora: LoraSettings = LoraSettings()
@@ -95,7 +95,7 @@ class TrainConfig(EnvironmentSections):
     checkpoint_every: int = Field(25, ge=1)
     """Steps between two checkpoints."""
     checkpoints_kept: int = Field(2, ge=1)
-    """How many checkpoints stay, the newest; with two, a last one that is damaged leaves the one before it."""
+    """Number of newest checkpoints that are kept. With two, the run can continue if the last one is damaged."""
     checkpoint_shard_gib: float = Field(5.0, gt=0)
     """Weights larger than this, in GiB, are written as several files and an index of them."""
     trajectories_every: int = Field(10, ge=0)
@@ -158,8 +158,8 @@ class TrainConfig(EnvironmentSections):
             credited = self.loss.estimator_options.get("from_pivot", True)
             if masked != credited:
                 raise ValueError(
-                    f"rollout.strategy_options.pivotal={masked} and loss.estimator_options.from_pivot={credited} change "
-                    "nothing of what is learned unless both are equal: R3L without pivotal credit sets both to false"
+                    f"rollout.strategy_options.pivotal={masked} and loss.estimator_options.from_pivot={credited} must be "
+                    "equal, or neither has an effect: for R3L without pivotal credit set both to false"
                 )
         return self
 
@@ -234,8 +234,8 @@ class TrainConfig(EnvironmentSections):
         rollout = self.rollout
         if self.asynchronous.staleness and rollout.deterministic:
             raise ValueError(
-                "rollout.deterministic lets every episode wait for the slowest, and asynchronous training for none: set it "
-                "to false, or asynchronous.staleness to 0"
+                "rollout.deterministic=true makes every episode wait for the slowest, which asynchronous training does "
+                "not: set it to false, or asynchronous.staleness to 0"
             )
         if rollout.sampler == "partial_states" and rollout.strategy != "plain":
             raise ValueError(
@@ -244,13 +244,13 @@ class TrainConfig(EnvironmentSections):
             )
         if self.asynchronous.abort and self.cluster.address:
             raise ValueError(
-                "asynchronous.abort stops episodes with what they have, which a worker of a cluster tells at their end "
-                "alone: set it to false, or leave out cluster.address"
+                "asynchronous.abort needs the tokens of unfinished episodes, and a worker of a cluster sends an episode "
+                "only when it has ended: set it to false, or leave out cluster.address"
             )
         if rollout.workers and rollout.deterministic:
             raise ValueError(
-                "rollout.workers lets episodes begin as others end, and rollout.deterministic all at once: set it to false, "
-                "or rollout.workers to 0"
+                "rollout.workers starts an episode whenever another one ends, and rollout.deterministic starts all at "
+                "once: set rollout.deterministic to false, or rollout.workers to 0"
             )
         return self
 

@@ -88,7 +88,7 @@ def with_decoupled_deviation(
     earned = {name for group in groups for one in group for name in reward_parts(one)}
     if earned and (unknown := sorted(weights.keys() - earned)):
         raise ConfigurationError(
-            f"loss.estimator_options.weights names {unknown}, and the episodes of the step earn {sorted(earned)}"
+            f"loss.estimator_options.weights names the rewards {unknown}, and the episodes earn only {sorted(earned)}"
         )
     sums = np.concatenate(
         [np.zeros(0), *(decoupled_sums(group, weights, epsilon=epsilon) for group in groups)]

@@ -79,7 +79,7 @@ def deviation_of(trajectory: Trajectory, estimator: str) -> float:
     """What the trainer has noted of the rewards of the whole step, for ``estimator``.
 
     Raises:
-        ConfigurationError: nothing, as outside a training run.
+        ConfigurationError: the trainer has noted nothing, as outside a training run.
     """
     if BATCH_DEVIATION not in trajectory.info:
         raise ConfigurationError(

@@ -201,7 +201,7 @@ def measured(trajectory: Trajectory) -> tuple[float, float]:
     """Importance weight and gradient norm of a trajectory, as the trainer has measured them.
 
     Raises:
-        ConfigurationError: it has not.
+        ConfigurationError: the trainer has measured nothing.
     """
     if MEASURED not in trajectory.info:
         raise ConfigurationError(

@@ -7,11 +7,11 @@ PAIR = "preference"
 
 
 def preference(pair: str, turn: int, *, better: bool) -> dict[str, Any]:
-    """The entry of ``info`` of one of a pair.
+    """The entry of ``info`` that marks a trajectory as one of a pair.
 
     Args:
         pair: Names the pair.
-        turn: Whose tokens are compared.
+        turn: The turn whose tokens are compared.
         better: Whether it is the better one.
     """
     return {PAIR: {"pair": pair, "turn": turn, "better": better}}

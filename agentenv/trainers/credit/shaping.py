@@ -43,7 +43,7 @@ def relative_length_penalties(
 
     Args:
         lengths: Tokens of each episode of a group.
-        rewards: Of each.
+        rewards: Reward of each episode.
         rate: .1 in the published code; 0 gives none.
     """
     good = [length for length, reward in zip(lengths, rewards, strict=True) if reward > 0.5]
@@ -97,7 +97,7 @@ def shape_rewards(
 
 
 def penalty_mean(group: Sequence[Trajectory], name: str) -> float:
-    """The mean over ``group`` of what `shape_rewards` subtracted under ``name``; 0 where nothing was, or of nothing."""
+    """The mean over ``group`` of what `shape_rewards` subtracted under ``name``; 0 for an empty group."""
     return fmean(t.info.get(PENALTIES, {}).get(name, 0.0) for t in group) if group else 0.0
 
 
@@ -121,14 +121,15 @@ def novelty_bonus(
 ) -> list[Values]:
     """XRPO's bonus (Bamba et al. 2025) for correct episodes: A + min(max(strength (1 - eta), 0), cap A) where A > 0.
 
-    eta = exp(s - mean s), s the mean log-prob of an episode's trained tokens as they were sampled. Tokens of another context
-    are in no s, an episode without others neither has a bonus nor is in the mean. Wrong episodes are in the mean and have no
-    bonus, also where graded rewards put them above the average of their group.
+    eta = exp(s - mean s), s the mean log-prob of an episode's trained tokens as they were sampled. Tokens that were
+    sampled in another context do not count in s. An episode without other tokens has no bonus and does not count in the
+    mean. Wrong episodes count in the mean and have no bonus, also where graded rewards put them above the average of their
+    group.
 
     Args:
         group: Valid trajectories of one group.
         credit: float64[T] for each.
-        outcomes: Of each, before penalties: a correct answer stays one that is too long.
+        outcomes: Outcome of each, before penalties, so that a correct answer counts as correct even if it is too long.
         strength: 2.5 in the paper; 0 gives no bonus.
         cap: Most of the bonus, in units of A; 0.5 in the paper.
         success: Smallest outcome of a correct episode.

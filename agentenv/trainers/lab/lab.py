@@ -83,21 +83,28 @@ class Experiment(Frozen):
     @model_validator(mode="after")
     def _within(self) -> Self:
         if outside := [name for name in self.arms if not is_folder_name(name)]:
-            raise ValueError(f"an arm has a folder of its name, which {outside[0]!r:.80} cannot be")
+            raise ValueError(
+                f"the arm {outside[0]!r:.80} needs a name that a folder can have, as its runs are written there"
+            )
         return self
 
     @model_validator(mode="after")
     def _comparable(self) -> Self:
         unknown = {name for family in self.families for name in family} - set(self.arms)
         if len(self.arms) < 2 or unknown or any(len(family) < 2 for family in self.families):
-            raise ValueError(f"needs two arms or more, in families too, and knows no {sorted(unknown)}")
+            raise ValueError(
+                "an experiment and each of its families need two arms or more; families name arms that the experiment "
+                f"does not have: {sorted(unknown)}"
+            )
         for pair in self.expects:
             if not any(set(pair) <= set(family) for family in self.compared):
-                raise ValueError(f"expects {list(pair)}, which no family compares")
+                raise ValueError(
+                    f"expects names the pair {list(pair)}, which no family compares: add both arms to one of families"
+                )
         if apart := {name for one in self.equivalences for name in one.arms} - set(self.arms):
-            raise ValueError(f"equivalences knows no {sorted(apart)}")
+            raise ValueError(f"equivalences names {sorted(apart)}, and the arms are {sorted(self.arms)}")
         if "tested" in self.measured and not self.tests:
-            raise ValueError("measure = 'tested' needs tests")
+            raise ValueError("measure = 'tested' needs at least one table [tests.NAME]")
         return self
 
     @model_validator(mode="after")

@@ -91,7 +91,9 @@ def cost_per_right(after: Mapping[str, Any], cost: str) -> float:
         ConfigurationError: the evaluation has not counted that.
     """
     if after.get(cost) is None:
-        raise ConfigurationError(f"the evaluation counts no {cost}: measure something else")
+        raise ConfigurationError(
+            f"the evaluation did not record {cost}, which this measure needs: take another measure"
+        )
     return float(after[cost] * after["n"] / max(after["mean"] * after["n"], 1.0))
 
 

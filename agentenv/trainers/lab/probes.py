@@ -99,7 +99,7 @@ def _proposals(config: TrainConfig, folder: Path) -> dict[str, Any]:
 
     if config.train.dataset != "world":
         raise ConfigurationError(
-            f"only a world knows what is true of it, not train.dataset={config.train.dataset!r}"
+            f"this measure needs the facts of an invented world: set train.dataset to 'world', not {config.train.dataset!r}"
         )
     solver, scorer = Solver(generate_facts(config.train.world)), get_scorer("em_squad")
 

@@ -141,8 +141,8 @@ def refuse_mixture(others: Mapping[Path, Mapping[str, str] | None], found: Mappi
         for name in sorted(held.keys() & found.keys() - {SOURCE}):
             if held[name] != found[name]:
                 raise ConfigurationError(
-                    f"{name}: this is not what it was when the run in {folder} began, and one comparison does not mix "
-                    "both: put the old state back, or choose another --out"
+                    f"{name} has changed since the run in {folder} began, and one comparison cannot mix both states: "
+                    "restore the old one, or choose another --out"
                 )
 
 

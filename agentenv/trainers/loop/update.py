@@ -136,8 +136,8 @@ def _refuse_without_states(loss: LossSettings, groups: Sequence[list[Trajectory]
     keys = [turn.anchor_key for group in groups for t in group if t.valid for turn in t.turns]
     if (compares or loss.mask_redundant) and keys and all(key is None for key in keys):
         raise ConfigurationError(
-            f"{name} compares the states in which turns were chosen, and none of {len(keys)} turns has one: give the "
-            "environment an anchor_key, or leave it out"
+            f"{name} compares turns by the anchor_key of their state, and none of {len(keys)} turns has one: give the "
+            f"environment an anchor_key, or leave {name} out"
         )
 
 

@@ -73,7 +73,7 @@ class Game:
                 )
         if len(set(names)) < len(names) or (self.resume and self.resume not in names):
             raise ConfigurationError(
-                f"a game needs moves of different names, {self.resume!r} among them: {names}"
+                f"a game needs moves with different names, and its resume move {self.resume!r} among them; it has {names}"
             )
 
 

@@ -149,8 +149,8 @@ class SelfPlayStrategy:
         fewest = _rules(self.rules, low).searches
         if low < fewest:
             raise ConfigurationError(
-                f"self_play would refuse a proposer that does as it is asked: searches = {self.searches} asks for {low}, "
-                f"and rules refuse fewer than {fewest}"
+                f"self_play asks proposers for {low} searches or more (searches = {self.searches}), and rules refuse "
+                f"fewer than {fewest}: raise searches, or lower rules.searches"
             )
 
     def check_tasks(self, tasks: Sequence[Task]) -> None:

@@ -25,15 +25,15 @@ def window_start(step: int, *, hold: int, stride: int, turns: int, width: int) -
     Args:
         step: The training step.
         hold: Steps for which the window stays where it is.
-        stride: Turns by which it then moves.
-        turns: Of a usual episode; the window begins again at the first turn where it would leave them.
-        width: Turns of the window.
+        stride: Turns by which the window then moves.
+        turns: Turns of a usual episode; a window that would reach beyond them begins again at the first turn.
+        width: Number of turns of the window.
     """
     return step // hold * stride % max(1, turns - width + 1)
 
 
 def on_line(ends: Sequence[float], width: int) -> tuple[float, ...]:
-    """Values of the ``width`` layers of a window, from the first of ``ends`` to the last on a line."""
+    """Values for the ``width`` layers of a window, interpolated linearly from the first of ``ends`` to the last."""
     first, last = ends
     return tuple(first + (last - first) * layer / max(1, width - 1) for layer in range(width))
 
@@ -44,7 +44,7 @@ class BranchWindow:
 
     start: int
     temperatures: tuple[float, ...]
-    """Of each of its turns."""
+    """Temperature of each turn of the window."""
     outside: float
     """Temperature of every other turn."""
 
@@ -60,9 +60,9 @@ def followed(temperature: float, *, wanted: float, measured: float, rate: float)
     """Tau exp(rate (wanted - measured)) within [.5, 1.5]: the temperature of the next step.
 
     Args:
-        temperature: Of this step.
-        wanted: Entropy that the layer shall have.
-        measured: Entropy that it had.
+        temperature: Temperature of this step.
+        wanted: Entropy that the layer should have, in nats a token.
+        measured: Entropy that the layer had in this step.
         rate: How fast the temperature follows.
     """
     return min(max(temperature * exp(rate * (wanted - measured)), COOLEST), WARMEST)
@@ -70,14 +70,14 @@ def followed(temperature: float, *, wanted: float, measured: float, rate: float)
 
 @dataclass
 class EntropyTemperatures:
-    """The temperatures of a window's layers, each of which is led to an entropy of its own.
+    """Controls the temperature of each layer of a window so that its entropy approaches a wanted one.
 
     The entropy of a layer is estimated by the mean -log p of the tokens that were sampled there, at the temperature of the
     layer.
 
     Args:
-        temperatures: Of each layer at the start.
-        entropies: What each layer shall have, in nats a token.
+        temperatures: Temperature of each layer at the start.
+        entropies: Entropy that each layer should have, in nats a token.
         rate: How fast a temperature follows.
     """
 
@@ -112,5 +112,5 @@ class EntropyTemperatures:
         return {"temperatures": list(self.temperatures)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes up where ``state_dict`` stood; an empty mapping is the beginning."""
+        """Restores what ``state_dict`` returned; an empty mapping restores the temperatures of the start."""
         self.temperatures = tuple(float(heat) for heat in state.get("temperatures", self.temperatures))

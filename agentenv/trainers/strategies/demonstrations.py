@@ -38,9 +38,9 @@ async def spell(
     """The episode in which ``actions`` are taken, in the policy's tokens, as a demonstration.
 
     Args:
-        spec: Where they are taken.
-        context: With the policy and the chat format.
-        actions: Asked for after the reset.
+        spec: The start of the episode in which the actions are taken.
+        context: Gives the policy and the chat format.
+        actions: Returns the actions; called after the reset.
 
     Raises:
         ConfigurationError: the policy shows no tokenizer.
@@ -49,7 +49,7 @@ async def spell(
     tokenizer = getattr(context.policy, "tokenizer", None)
     if tokenizer is None:
         raise ConfigurationError(
-            f"{type(context.policy).__name__} has no tokenizer to spell demonstrations in"
+            f"{type(context.policy).__name__} has no tokenizer, which demonstrations are written with: take hf:PATH"
         )
     state = await context.open(spec, episode)
     taken = await ask_expert(state, context.config.deadline_s, partial(actions, spec))

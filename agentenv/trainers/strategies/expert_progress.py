@@ -28,7 +28,8 @@ async def expert_script(state: EpisodeState, context: RolloutContext) -> tuple[s
     """
     if getattr(context.policy, "tokenizer", None) is None:
         raise ConfigurationError(
-            f"{type(context.policy).__name__} has no tokenizer to spell what the expert does in"
+            f"{type(context.policy).__name__} has no tokenizer, which progress needs to score the expert's actions: take "
+            "hf:PATH"
         )
     return tuple(await ask_expert(state, context.config.deadline_s, partial(_actions, state.spec)) or ())
 

@@ -192,7 +192,7 @@ def _flat(rounds: Sequence[Sequence[Played]]) -> Played:
 
 
 def is_lost(played: Played, spec: EpisodeSpec, fail: float | None = None) -> bool:
-    """Whether every episode failed that no infrastructure failure ended, and there is one.
+    """Whether all episodes failed, those that an infrastructure failure ended left out; False where none is left.
 
     Args:
         played: The episodes of a group.

@@ -24,11 +24,11 @@ async def play_hinted(
     """One episode with a hint before its first turn, recorded without it; none without a hint that the context holds.
 
     Args:
-        spec: Where it begins.
-        context: What it is played on, inside a slot.
+        spec: The start of the episode.
+        context: What the episode is played with; the caller holds one of its slots.
         parent: Id of the episode that was played there without a hint.
-        name: What the id of this one has after that.
-        hint: The hint, asked for after the reset.
+        name: Appended to ``parent`` to make the id of this episode.
+        hint: Returns the hint; called after the reset.
     """
     episode = f"{parent}-{name}"
     state = await context.open(spec, episode)

@@ -30,7 +30,8 @@ class JudgeStrategy:
     """What the policy writes, beside its action, to have the page of its last search dropped; see `says`."""
 
     drop: str = "note"
-    """What becomes of it: ``note`` leaves a note in its place, ``mark`` keeps it with a mark (version 3 of the paper)."""
+    """What happens to such an observation: ``note`` puts a note in its place, ``mark`` keeps it with a mark (version 3
+    of the paper)."""
 
     split: bool = False
     """Whether a turn is sampled in two parts, up to its verdict and on from there. The action after the verdict then follows

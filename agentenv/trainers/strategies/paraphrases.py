@@ -69,7 +69,7 @@ class ParaphraseStrategy:
 def compared(
     wordings: Sequence[str | None], most_wordings: int | None, most_answers: int | None, rng: Random
 ) -> list[list[int]]:
-    """For each episode of a group the places of those whose answers it is compared with, all of them of other wordings.
+    """For each episode of a group, the places of the episodes whose answers it is compared with; all had other wordings.
 
     Con-RAG's reward is the mean over all answers to the other wordings; its approximation draws kappa of these wordings and
     s answers of each. Every answer to another wording is as likely to be drawn as the others where all wordings have equally
@@ -80,7 +80,7 @@ def compared(
             with nothing, and nothing with it, because its missing answer says nothing about the policy.
         most_wordings: kappa; None takes all.
         most_answers: s; None takes all.
-        rng: Of the draws.
+        rng: Draws the wordings and the answers.
     """
     places: dict[str, list[int]] = {}
     for place, wording in enumerate(wordings):
@@ -102,11 +102,11 @@ def _some(group: list[int], most: int | None, rng: Random) -> list[int]:
 def group_similarity(
     answers: Sequence[str | None], others: Sequence[Sequence[int]], scorer: str = "f1_squad"
 ) -> list[float]:
-    """For each answer its mean likeness to the answers at the places of ``others``; 0 without an answer or any other.
+    """For each answer, its mean similarity to the answers at the places in ``others``; 0 where one of both is missing.
 
     Args:
-        answers: Of the episodes of a group; None where an episode gave none, which is like no answer.
-        others: See `compared`.
+        answers: Answers of the episodes of a group; None where an episode gave none, which has similarity 0 to all.
+        others: The result of `compared`.
         scorer: How alike two answers are.
     """
     alike = get_scorer(scorer)

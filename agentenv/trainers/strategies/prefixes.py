@@ -48,7 +48,7 @@ class PrefixPolicy(PolicyWrapper):
         ]
         if before != list(prompt_ids):
             raise PolicyFault(
-                f"the replay of turn {turn} shows something else than the record that it begins with"
+                f"the replay of the recorded episode shows another prompt at turn {turn} than the record"
             )
         own = [s for s in self._prefix.segments if s.turn == turn and s.kind is SegmentKind.POLICY]
         return Completion(

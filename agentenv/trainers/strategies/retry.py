@@ -53,7 +53,7 @@ class ReflectRetryStrategy:
     reflection_tokens: int = 4096
     """Tokens that one reflection may take."""
     guidance: bool = True
-    """False retries from the pivot without telling anything."""
+    """Whether a retry is shown the lessons of the reflection; False retries from the pivot without them."""
     pivotal: bool = True
     """False leaves the turns before the pivot in the loss. What they are credited with is the estimator's: ``pivotal`` gives
     them 0 unless its option ``from_pivot`` is false."""

@@ -49,8 +49,8 @@ class Rewinder:
         A replay that shows something else than the record is a fault (``ReplayDivergence``) and no state to go on from.
 
         Raises:
-            SnapshotRefused: a state that its program kept from being captured comes out otherwise. That is the program's
-                doing and no fault; there is no going back.
+            SnapshotRefused: a program kept the state from being captured, and the replay differs from the record. That
+            is the program's doing and no fault, and the episode cannot go back.
         """
         snapshot = self._snapshots[len(state.turns)]
         if snapshot is not None:
@@ -71,7 +71,9 @@ class Rewinder:
             step, _ = await step_env(self.start.env, turn.action, self.config)
             _compare(f"turn {number}", step.observation, turn.observation)
             if step.terminated or step.truncated:
-                raise ReplayDivergence(f"turn {number} ended the replay and not the record")
+                raise ReplayDivergence(
+                    f"the replay ended with turn {number}, and the recorded episode went on after it"
+                )
 
     async def release(self) -> None:
         """Frees every snapshot."""

@@ -126,15 +126,15 @@ async def run_rounds(
 
     Args:
         context: Whose slots.
-        slots: How many.
-        first: The first round.
-        then: From the results of all rounds so far to the next one, or None to end.
+        slots: Number of slots.
+        first: Plays the first round.
+        then: Gets the results of all rounds so far and returns the next round, or None to end.
 
     Returns:
         The results of each round, by slot.
 
     Raises:
-        Exception: the first that a round raised.
+        Exception: the first error that a round raised.
     """
     rounds: list[list[T]] = []
 

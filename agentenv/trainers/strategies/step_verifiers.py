@@ -48,7 +48,7 @@ class ChecksTasks(Protocol):
 
 
 class RuleVerifier:
-    """Reads typed results alone: the first turn that failed or after which nothing new was known, else a wrong last one."""
+    """Finds the first turn that, by its tool results, failed or brought nothing new; else a wrong last turn."""
 
     async def first_flaw(self, trajectory: Trajectory, ceiling: float) -> Flaw | None:
         """See the class."""

@@ -126,6 +126,6 @@ def rouge_l(a: Sequence[int], b: Sequence[int]) -> float:
 
 
 def share_at(schedule: Schedule, step: int) -> float:
-    """The share that holds in ``step``: that of the last entry whose first step has come; before the first entry its own."""
+    """The share in training step ``step``: that of the last entry that has begun; before that, the first entry's."""
     begun = [share for first, share in schedule if first <= step]
     return begun[-1] if begun else schedule[0][1]

@@ -104,13 +104,14 @@ class TreeStrategy:
     """``once`` trains a turn that several leaves share in one of them, ``each`` in every leaf, with that leaf's credit; then
     the token of a fork is trained as well (LATR)."""
     window: int = 0
-    """Turns of the window in which alone the tree branches and is trained (Dynamic-TreeRPO); 0 is every turn."""
+    """Number of turns of the window, outside of which the tree neither branches nor is trained (Dynamic-TreeRPO); 0 is
+    no window."""
     stride: int = 1
-    """Turns by which it then moves."""
+    """Turns by which the window then moves."""
     hold: int = 20
-    """Training steps for which the window, or what is pruned, stays where it is."""
+    """Training steps after which the window, or the range of pruned turns, moves."""
     turns: int = 4
-    """Turns of a usual episode, over which it moves: the median over episodes, which is given here and not measured."""
+    """Turns of a usual episode, over which the window moves. Give the median over episodes; it is not measured."""
     temperatures: tuple[float, float] = (1.2, 0.8)
     """Temperatures of the first and of the last turn of the window. What is sampled at another temperature than
     ``rollout.temperature`` carries ``context_mismatch``, because its log-probs are those of another distribution."""

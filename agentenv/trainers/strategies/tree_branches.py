@@ -21,24 +21,24 @@ class Branch:
 
     record: EpisodeState
     slots: range
-    """It plays in the first of them; the others are for forks of it."""
+    """Slots of the branch: it plays in the first one and gives the others to its forks."""
     forks: int
-    """That it and its forks may still make, one after the other."""
+    """Forks that this branch and its forks may still make along one path."""
     parent: str | None = None
     turn: int = 0
-    """The first turn of its own."""
+    """The first turn that this branch played itself."""
     made: int = 0
-    """Branches that left it."""
+    """Number of branches that forked from this one."""
     head: tuple[int, ...] = ()
-    """What stands already of the turn that comes next, the last of it the token at which the branch left another."""
+    """Tokens with which its next turn begins; the last one is the token at which it forked from another branch."""
     copied: int = 0
-    """Tokens of its own turns that it has from there."""
+    """Number of tokens of its own turns that were copied from the branch that it forked from."""
     alternative: tuple[int, ...] = ()
-    """What the other wrote from that token on."""
+    """Tokens that the other branch wrote from that token on."""
     dropped: bool = False
-    """Whether it wrote much the same."""
+    """Whether it was dropped for writing much the same as the other branch."""
     script: tuple[str, ...] = ()
-    """What the expert does from the start on."""
+    """The expert's actions from the start of the episode."""
     progress: dict[int, float] = field(default_factory=dict)
     """How likely the expert's next turn was after each turn."""
     layers: list[tuple[int, int, float]] = field(default_factory=list)

@@ -129,8 +129,8 @@ class TargetedReplay:
             return []
         if questions == 1:
             raise ConfigurationError(
-                "the task sampler dots plays a part of each step for its predictions where predict_from='set', and "
-                "rollout.questions=1 leaves none: raise it, or take predict_from='played'"
+                "the task sampler dots with predict_from='set' plays some questions of each step for its predictions, "
+                "and rollout.questions=1 leaves none to learn from: raise it, or take predict_from='played'"
             )
         if not self._set:
             size = min(self.reference, len(step_budget.tasks) // 2)

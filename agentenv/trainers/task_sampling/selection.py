@@ -243,7 +243,8 @@ class Curriculum(StatelessSampler):
         pool = np.flatnonzero(hops <= most)
         if not len(pool):
             raise ConfigurationError(
-                f"the curriculum allows {most:g} hops in step {step_budget.step} and the easiest task has {hops.min()}"
+                f"the curriculum allows {most:g} hops in step {step_budget.step}, and every task has at least "
+                f"{hops.min()}: allow more hops in that step (option hops), or add easier tasks"
             )
         return pool
 

@@ -237,9 +237,14 @@ def changed(mark: str, said: dict[str, Any], about: str = "") -> Callable[[Any],
 @pytest.mark.parametrize(
     ("mark", "said", "about", "why"),
     [
-        ("people also ask", {"questions": ["Red Lake?", "Red Lake by whom?"]}, "about Ada", "questions (1)"),
-        ("as a clause", {"clause": "was in Ulm"}, "titled Red Lake", "(1 of 2)"),
-        ("as a clause", {"clause": "is ADA STONE"}, "titled Red Lake", "(1 of 2)"),
+        (
+            "people also ask",
+            {"questions": ["Red Lake?", "Red Lake by whom?"]},
+            "about Ada",
+            "the 1 documents",
+        ),
+        ("as a clause", {"clause": "was in Ulm"}, "titled Red Lake", "only 1 features"),
+        ("as a clause", {"clause": "is ADA STONE"}, "titled Red Lake", "only 1 features"),
         (
             "whose only answer is",
             {"question": "Who is Ada Stone the writer?", "description": "x"},

@@ -239,7 +239,7 @@ def test_a_student_that_solves_all_or_none_refuses(
 ) -> None:
     code, _ = made(tmp_path, "perfect", "--student", "openai:student@URL")
     assert code != 0
-    assert "the student solves 1.000" in capsys.readouterr().err
+    assert "the student solves it in 1.000" in capsys.readouterr().err
 
 
 def test_a_run_is_a_history(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_no_time_is_below_zero_and_the_measured_size_has_the_measured_times() ->
 
 @pytest.mark.parametrize("numbers", [(0, 384, GIB), (10, 0, GIB), (-1, 384, GIB)])
 def test_numbers_that_are_not_positive_are_refused(numbers: tuple[int, int, int]) -> None:
-    with pytest.raises(ConfigurationError, match=r"{}, {} and {}".format(*numbers)):
+    with pytest.raises(ConfigurationError, match=r"passages={}, dim={} and memory={}".format(*numbers)):
         advise(*numbers)
 
 
@@ -162,7 +162,7 @@ def test_people_see_a_table_the_advice_and_how_it_knows() -> None:
     assert "21,000,000 passages, 768 dimensions, 24GiB" in text
     assert f"Take {default_spec(21_000_000, 768)}: agentenv retriever build" in text
     assert "memory: arithmetic" in text
-    assert "mapped: every search reads" in text
+    assert "mapped: every search also reads" in text
 
 
 def test_people_are_told_when_nothing_fits() -> None:

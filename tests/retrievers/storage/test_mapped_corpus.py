@@ -123,5 +123,5 @@ def test_tables_that_somebody_has_made_up_are_one_sentence(tmp_path: Path, made:
         ids[1] += made
     np.save(tmp_path / STARTS_FILE, starts)
     np.save(tmp_path / IDS_FILE, ids)
-    with pytest.raises(CorpusError, match="does not belong to its tables"):
+    with pytest.raises(CorpusError, match="does not match the tables"):
         MappedCorpus(tmp_path, corpus.fingerprint).row_of(DOCUMENTS[0].id)

@@ -154,7 +154,7 @@ def test_a_snapshot_repeats_no_turn_and_a_replay_those_before(env: Listener, rep
     [
         ("noise", r"ReplayDivergence: turn 0 of the replay shows [0-9a-f]{12} and the record [0-9a-f]{12}"),
         ("opening", "ReplayDivergence: the opening of the replay"),
-        ("end_at", "ReplayDivergence: turn 1 ended the replay and not the record"),
+        ("end_at", "ReplayDivergence: the replay ended with turn 1, and the recorded episode went on"),
     ],
 )
 def test_a_replay_that_diverges_is_a_fault(change: str, words: str) -> None:
