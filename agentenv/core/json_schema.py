@@ -117,8 +117,8 @@ def check_schema(schema: Any, name: str) -> None:
     """Checks that ``schema`` describes an object and can be checked in full.
 
     Args:
-        schema: Of the arguments of a tool.
-        name: Of the tool.
+        schema: The schema of a tool's arguments.
+        name: Name of the tool.
 
     Raises:
         ConfigurationError: it is no schema of an object, or holds a keyword, type or reference that is not known.

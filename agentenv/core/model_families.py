@@ -35,9 +35,9 @@ class Family:
     name: str
     read: TurnReaderFunction
     marks: tuple[tuple[str, ...], ...] = ()
-    """What tells the family: one of these groups of texts, all of which stand in its template."""
+    """How the family is recognised: its chat template holds all texts of one of these groups."""
     thinking: str = "<think>"
-    """What begins the thinking."""
+    """Text that begins the thinking."""
     thinking_as_text: str = "<think>\n{}\n</think>\n\n"
     """How thinking stands before the content of a turn, where a template of the family has no entry for it."""
     ends: tuple[str, ...] = ()
@@ -56,9 +56,9 @@ class Family:
     declare: Callable[[Sequence[Mapping[str, Any]]], str] | None = None
     """The text that declares tools, as the family documents it, for templates that show none."""
     declares_for: str = ""
-    """What a template holds for which ``declare`` is documented."""
+    """Text by which a template is recognised as one for which ``declare`` is documented."""
     declares_after: str = "\n\n"
-    """What stands between the system prompt and the declaration."""
+    """Text between the system prompt and the declaration of the tools."""
 
     @property
     def thinking_end(self) -> str:
@@ -66,9 +66,9 @@ class Family:
         return self.thinking_as_text.partition("{}")[2].strip()
 
     def read_alone(self, text: str, schemas: Schemas) -> AssistantTurn:
-        """What a turn holds of which the prompt is not known.
+        """Reads a turn whose prompt is not known.
 
-        The prompt opened the thinking where the turn ends one that it does not begin.
+        If the turn ends thinking that it did not begin, the prompt is taken to have begun it.
         """
         before, ended, _ = text.partition(self.thinking_end)
         return self.read(text, bool(ended) and self.thinking not in before, schemas)

@@ -198,15 +198,16 @@ class ProbeRow:
 
     probe: str
     reward: float | None
-    """Mean over its episodes; None where none counts."""
+    """Mean reward over its episodes; None where no episode counts."""
     expert: float | None
-    """Mean of the expert over the same tasks; without an expert the reward that the environment declares for it."""
+    """Mean reward of the expert over the same tasks; without an expert the environment's ``reward_ceiling``."""
     episodes: int
-    """That count: all but the masked ones."""
+    """Episodes that count: all but the masked ones."""
     masked: int
-    """That a fault ended, so that training would leave them out."""
+    """Episodes that a fault ended, so that training would leave them out."""
     cut: int
-    """That were not over after ``PROBE_TURNS`` turns or ``EPISODE_S`` seconds; they count as far as they came."""
+    """Episodes that were not over after ``PROBE_TURNS`` turns or ``EPISODE_S`` seconds; they count as far as they
+    came."""
     action: str
     """The first action of the probe, shortened."""
     fault: str = ""

@@ -69,7 +69,8 @@ class ProgramEnv(Env[StateT]):
         """
         task = self.choose_task(options)
         if task is None or not task.data.get("tests"):
-            raise DatasetError(f"task {task.id if task else None!r} has no hidden tests")
+            whose = f"task {task.id!r} has" if task else "this environment was given no task, so there are"
+            raise DatasetError(f"{whose} no hidden tests: give it tasks with data['tests']")
         return task
 
     def opening(self, task: Task) -> tuple[Observation, Info]:

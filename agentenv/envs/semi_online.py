@@ -189,7 +189,8 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
         self._seed = seed or 0
         task = self.choose_task(options)
         if task is None or not isinstance(task.data.get("recording"), Recording):
-            raise DatasetError(f"task {task.id if task else None!r} has no recording")
+            whose = f"task {task.id!r} has" if task else "this environment was given no task, so there is"
+            raise DatasetError(f"{whose} no recording: give it tasks with data['recording']")
         steps = task.data["recording"].steps
         if self._format.pixels and any(step.screen.image is None for step in steps):
             raise DatasetError(

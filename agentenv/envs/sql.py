@@ -164,7 +164,10 @@ class Sql(Env[SqlState]):
         super().reset(seed=seed, options=options)
         task = self.choose_task(options)
         if task is None or not task.data.get("databases") or not task.data.get("gold"):
-            raise DatasetError(f"task {task.id if task else None!r} has no database or no gold query")
+            whose = f"task {task.id!r} has" if task else "this environment was given no task, so there is"
+            raise DatasetError(
+                f"{whose} no database or no gold query: give it tasks with data['databases'] and data['gold']"
+            )
         self.state = SqlState(task)
         tables = self._reader.run(task.data["databases"][0], SCHEMA)
         if not tables.ok:

@@ -133,7 +133,9 @@ class RemoteRetriever:
             raise RetrieverFault(f"{self.url} answered with passages of another shape: {error}.") from error
         missing = self._field(reply, "missing", list)
         if not all(isinstance(shard, str) for shard in missing):
-            raise RetrieverFault(f"{self.url} names missing shards {str(missing)[:80]}, which are no names.")
+            raise RetrieverFault(
+                f"{self.url} names missing shards {str(missing)[:80]}, which are no list of names."
+            )
         return SearchReply(passages, tuple(missing))
 
     def _known(self, card: Any) -> dict[str, Any]:

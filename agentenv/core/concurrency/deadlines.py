@@ -227,7 +227,7 @@ async def guarded(work: Awaitable[T], fault: Fault) -> T:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
-        raise type(fault)(f"{fault} raised CancelledError, and nobody had cancelled it") from error
+        raise type(fault)(f"{fault} raised CancelledError, although agentenv had not cancelled it") from error
     except Exception:
         raise
     except BaseException as error:

@@ -200,7 +200,7 @@ def _filled(part: Path, path: Path, *, replace: bool) -> Iterator[None]:
 
 
 def recover_folder(path: Path) -> None:
-    """Finishes what was killed halfway: the older folder comes back or goes, and what was being discarded goes."""
+    """Repairs what a killed process left: the older folder is restored or removed, and a discarded one removed."""
     remove(path.with_name(path.name + _GONE))
     old = path.with_name(path.name + _OLD)
     if old.exists() and not path.exists():

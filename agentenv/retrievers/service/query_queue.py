@@ -102,11 +102,11 @@ class QueryQueue:
     """Takes the searches over one corpus.
 
     Args:
-        name: of the corpus.
-        retriever: answers.
+        name: name of the corpus.
+        retriever: answers the queries.
         cache: remembers replies; shared between query queues.
         queue: most queries that may wait or be under way.
-        metrics: counts.
+        metrics: counts what the queue does.
     """
 
     def __init__(

@@ -45,17 +45,17 @@ class ServiceLimits:
     documents: int = 1_024
     """Documents and pages that one request may open."""
     text_chars: int = 64 * 2**20
-    """Length of the opened documents of one request together."""
+    """Largest total length of the documents that one request opens, in characters."""
     timeout_s: float = 30.0
-    """From a request's last byte to its answer."""
+    """Seconds from a request's last byte to its answer."""
     body_s: float = 10.0
-    """For a request's body to arrive."""
+    """Seconds for a request's body to arrive."""
     body_bytes: int = 8 * 2**20
-    """Length of a body."""
+    """Largest length of a request's body, in bytes."""
     query_chars: int = QUERY_CHARS
-    """Length of a query."""
+    """Largest length of a query, in characters."""
     most_k: int = 1_000
-    """Passages a query."""
+    """Largest number of passages for one query."""
 
 
 class Service(Gate):

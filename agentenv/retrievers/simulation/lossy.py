@@ -9,7 +9,7 @@ from agentenv.core.types import Passage, Query, RetrieverInfo
 
 
 class LossyRetriever:
-    """Passes searches on, and a share of the queries gets what is ranked right behind what it should.
+    """Passes searches on; a share of the queries misses and gets the passages right behind the best ones.
 
     Which queries miss depends on their text and on the seed and step of the episode that asks, so an episode that is played
     again misses again.

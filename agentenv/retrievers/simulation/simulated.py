@@ -49,11 +49,12 @@ class SimulationConfig(Frozen):
     noise_base: float = Field(4.0, gt=0)
     """Shape of the way between: above 1 the noise comes late, 1 is a straight line."""
     tokens: int = Field(600, ge=1)
-    """Bound of one page."""
+    """Largest number of tokens of one page."""
     temperature: float = Field(0.8, ge=0)
-    """0 is greedy."""
+    """Sampling temperature; 0 is greedy."""
     form: Literal["instructions", "compact"] | None = None
-    """How the model is asked; None is as a fine-tuned one says of itself, in sentences elsewhere."""
+    """How the model is asked: ``instructions`` or ``compact``. None takes what a fine-tuned simulator has recorded,
+    otherwise ``instructions``."""
     tries: int = Field(3, ge=1)
     """How often a page without a readable document is asked for."""
 

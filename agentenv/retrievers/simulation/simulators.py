@@ -36,9 +36,9 @@ class Brief:
 
     query: str
     documents: int
-    """How many to write."""
+    """Number of documents to write."""
     useful: bool = True
-    """Whether they shall help with the question, or only look as if they did."""
+    """Whether the documents should help with the question, or only look as if they did."""
     question: str = ""
     answer: str = ""
     """The gold; empty where it is not disclosed."""
@@ -50,9 +50,9 @@ class SamplingOptions:
     """How a model is sampled."""
 
     tokens: int = 600
-    """Bound of one page."""
+    """Largest number of tokens of one page."""
     temperature: float = 0.8
-    """As ZeroSearch samples; 0 is greedy."""
+    """Sampling temperature, by default that of ZeroSearch; 0 is greedy."""
 
 
 class Simulator(Protocol):
@@ -156,7 +156,7 @@ class LocalSimulator:
         policy: the model.
         draw: how it is sampled.
         form: how it is asked.
-        identity: of the weights, for fingerprints.
+        identity: identifies the weights in fingerprints.
     """
 
     def __init__(self, policy: "HFPolicy", draw: SamplingOptions, form: Form, identity: str) -> None:
@@ -193,7 +193,7 @@ class CassetteSimulator:
 
     Args:
         path: the file.
-        inner: asked what the file lacks; None refuses it.
+        inner: the simulator that is asked what the file lacks; None refuses such briefs.
 
     Raises:
         ConfigurationError: no cassette, or one of another simulator than ``inner``.

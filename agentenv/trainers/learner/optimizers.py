@@ -233,8 +233,8 @@ class MasterWeights:
         held = {place: dict(mine) for place, mine in state["state"].items()}
         if len(held) != len(self.copies) or any("master" not in mine for mine in held.values()):
             raise ValueError(
-                "the state of the optimizer has no float32 copy for each weight; adapters had none before they took the "
-                "number format of their base: with compute.dtype='float32' such a run goes on"
+                "the state of the optimizer has no float32 copy of each weight, as with adapters of earlier versions: "
+                "continue such a run with compute.dtype='float32'"
             )
         for place, copy in enumerate(self.copies):
             # Taken out, because what remains is the state that the inner optimizer itself would have written.

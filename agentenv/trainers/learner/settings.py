@@ -133,10 +133,12 @@ class MemorySettings(Frozen):
     """Largest share of padding in one forward pass: rows of other lengths go into another one; 1 sets no bound. Changes the
     order of sums and nothing else."""
     gradient_checkpointing: bool = False
-    """Layers keep their inputs alone and compute the rest again in the backward pass: less memory, a third more time."""
+    """Whether layers keep only their inputs and compute the rest again in the backward pass, which needs less memory and a
+    third more time."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Of the learner's multiplications; weights stay in float32. With ``bfloat16`` the sampler's log-probs differ a little
-    from the learner's, which ``loss.proximal`` and ``loss.correction.mode`` then allow for unless they are named."""
+    """Number format of the learner's multiplications; weights stay in float32. With ``bfloat16`` the sampler's log-probs
+    differ a little from the learner's, which ``loss.proximal`` and ``loss.correction.mode`` then allow for unless they
+    are named."""
     optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
     """``adamw_8bit`` keeps Adam's two moments in 8 bits in place of 32 (Dettmers et al. 2022); it needs bitsandbytes and one
     process."""

@@ -76,7 +76,9 @@ class PartialStates:
         require("share", self.share, 0 < self.share <= 1, "within (0, 1]")
         require("count", self.count, self.count >= 0, "at least 0")
         if self.all and self.count:
-            raise ConfigurationError(f"count={self.count} and all=true exclude each other")
+            raise ConfigurationError(
+                f"count={self.count} and all=true exclude each other: leave one of them out"
+            )
         require("decay", self.decay, 0 < self.decay <= 1, "within (0, 1]")
         require("queue", self.queue, self.queue >= 1, "at least 1")
         self._starts: deque[tuple[int, dict[str, Any]]] = deque(maxlen=self.queue)

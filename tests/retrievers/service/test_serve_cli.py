@@ -83,13 +83,13 @@ def test_an_index_that_finds_too_little_is_not_served(index: Path, tmp_path: Pat
     assert list(load()) == ["wiki"]
     with ThreadPoolExecutor(1) as thread:
         serving = thread.submit(Serve((str(index),), port=0, questions=questions, least_recall=0.6).run)
-        with pytest.raises(ConfigurationError, match=r"wiki finds 0\.500 .* 2 questions"):
+        with pytest.raises(ConfigurationError, match=r"wiki finds a share of 0\.500 .* 2 questions"):
             serving.result(120)
 
 
 def test_questions_that_name_no_passage_are_refused_before_anything_is_loaded(tmp_path: Path) -> None:
     questions = asked(tmp_path, '{"id": "x", "question": "Who?", "answer": "Orla"}')
-    with pytest.raises(ConfigurationError, match="'x' names no supporting_ids"):
+    with pytest.raises(ConfigurationError, match="'x' has no supporting_ids"):
         Serve(("nowhere",), questions=questions)._asked(dict)
     with pytest.raises(ConfigurationError, match="least-recall"):
         Serve(("nowhere",), questions=questions, least_recall=0.0)._asked(dict)
