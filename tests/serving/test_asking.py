@@ -19,14 +19,13 @@ from agentenv.core.chat import ends_of_turn  # noqa: E402
 from agentenv.core.chat_formats import make_chat_format  # noqa: E402
 from agentenv.core.env import Env  # noqa: E402
 from agentenv.core.rollout import EpisodeSpec, RolloutConfig, fork, open_episode, play, rollout  # noqa: E402
-from agentenv.core.tool_replies import NOT_RUN  # noqa: E402
 from agentenv.core.trajectory import Trajectory, to_record  # noqa: E402
 from agentenv.core.types import Completion, EndReason, Message, Sampling, Task  # noqa: E402
 from agentenv.envs.agent_program.env import AgentProgram  # noqa: E402
 from agentenv.envs.calculator import Calculator  # noqa: E402
 from agentenv.envs.search.local_search import LocalSearch  # noqa: E402
 from agentenv.envs.search.long_search import LongSearch  # noqa: E402
-from agentenv.envs.search.native_tools import TOGETHER  # noqa: E402
+from agentenv.envs.search.native_tools import NOT_MADE, TOGETHER  # noqa: E402
 from agentenv.envs.search.self_search import SelfSearch  # noqa: E402
 from agentenv.errors import ConfigurationError  # noqa: E402
 from agentenv.policies.scripted import ScriptedPolicy  # noqa: E402
@@ -102,7 +101,7 @@ def test_tools_are_declared_and_called_in_the_models_form(serving: Any) -> None:
 def test_the_searches_of_a_turn_are_answered_as_here(serving: Any) -> None:
     turn = "\n".join(called("search", query=text) for text in ("society", "chess", " "))
     record = check_same(serving, LocalSearch, (turn, called("answer", answer="x")), "native")
-    assert [message.text for message in record.turns[0].observation][1:] == [TOGETHER, NOT_RUN]
+    assert [message.text for message in record.turns[0].observation][1:] == [TOGETHER, NOT_MADE]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from agentenv.core.assistant_turns import AssistantTurn, Call, NativeCall
-from agentenv.core.tool_replies import NOT_RUN
 from agentenv.core.types import Task
 from agentenv.envs.search.page_format import QuestionPrompt
 
@@ -17,6 +16,10 @@ Question: {question}
 """
 
 TOGETHER = "This search was made together with the first one of the turn; what both found stands in the result of that."
+
+NOT_MADE = """\
+This call was not made. A turn makes its first call and, if that is a search, its further searches, up to the number of \
+queries that are allowed."""
 
 NATIVE_CORRECTION = """\
 No tool was called as it is declared. Call a tool to look something up, or the tool answer to give the answer."""
@@ -109,7 +112,7 @@ def action_of(turn: AssistantTurn, tags: Sequence[str], queries: int | None) -> 
     first = next((place for place, call in enumerate(turn.calls) if isinstance(call, NativeCall)), None)
     if first is None:
         return CalledAction("")
-    action, shares = _action(turn.calls[first], tags), [NOT_RUN] * len(turn.calls)
+    action, shares = _action(turn.calls[first], tags), [NOT_MADE] * len(turn.calls)
     if action is None:
         return CalledAction("", _told(shares, first))
     for place, call in enumerate(turn.calls[first + 1 :], first + 1):

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from agentenv.core.assistant_turns import AssistantTurn, MalformedCall, NativeCall
-from agentenv.core.tool_replies import NOT_RUN, replies
+from agentenv.core.tool_replies import replies
 from agentenv.core.types import EndReason, Step, ToolStatus
 from agentenv.data.world import FictionalWorld, WorldConfig
 from agentenv.envs.search.judged_search import JudgedSearch
 from agentenv.envs.search.local_search import LocalSearch
 from agentenv.envs.search.long_search import LongSearch
-from agentenv.envs.search.native_tools import TOGETHER
+from agentenv.envs.search.native_tools import NOT_MADE, TOGETHER
 from agentenv.envs.search.planned_search import PlannedSearch
 from agentenv.envs.search.search_env import SearchEnv
 from agentenv.envs.search.self_search import SelfSearch
@@ -136,7 +136,7 @@ def test_what_stands_beside_the_searches_of_a_turn_is_not_run() -> None:
     texts = shown(step)
     assert len(texts) == 6
     assert texts[1].count("Doc ") > 0
-    assert texts[2:] == [NOT_RUN, TOGETHER, NOT_RUN, NOT_RUN]
+    assert texts[2:] == [NOT_MADE, TOGETHER, NOT_MADE, NOT_MADE]
     answered = replies(replace(asked, calls=(broken, *asked.calls)), step.observation)
     assert answered[0].text == "bad"
     assert [message.name for message in answered][1:] == ["search", "answer", "search", "search", "search"]
@@ -144,7 +144,7 @@ def test_what_stands_beside_the_searches_of_a_turn_is_not_run() -> None:
 
 def test_a_first_call_that_does_not_search_is_alone() -> None:
     env = opened()
-    assert shown(act(env, calls(("read", "Nothing"), ("search", "a"))))[1:] == [NOT_RUN]
+    assert shown(act(env, calls(("read", "Nothing"), ("search", "a"))))[1:] == [NOT_MADE]
     assert env.state.queries == []
     assert act(env, calls(("answer", "x"), ("search", "a"))).observation == ()
     later = opened()
