@@ -221,7 +221,7 @@ def test_nothing_to_write_is_one_sentence(
 
     out = tmp_path / "sft.jsonl"
     assert "none of 3 episodes earns 2 and can be written" in refused(teacher, "--least", 2, "--out", out)
-    assert "no folder is named" in refused("--out", out)
+    assert "no folder is given" in refused("--out", out)
     assert not out.exists()
     out.write_text("mine")
     assert "exists already" in refused(teacher, "--out", out)

@@ -124,11 +124,11 @@ def test_that_nothing_is_kept_is_said() -> None:
     Trace(Path("before"), out=Path("out")).show(
         {"capabilities": [row], "environments": [], "out": "out"}, said
     )
-    assert "none is kept" in said.export_text()
+    assert "no capability is kept" in said.export_text()
     Trace(Path("before"), out=Path("out")).show(
         {"capabilities": [row | {"kept": True}], "environments": [], "out": "out"}, said
     )
-    assert "none is kept" not in said.export_text()
+    assert "no capability is kept" not in said.export_text()
 
 
 SMALL = """
