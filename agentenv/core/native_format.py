@@ -79,7 +79,7 @@ class NativeFormat(TriedTemplate):
         added = self._after_end(ids, self._encode(rest, new)) if rest is not None else None
         return later, self._encode(after, messages) if added is None else [*ids, *added]
 
-    def spelt(self, conversation: Conversation, turn: AssistantTurn) -> list[int]:
+    def encode_turn(self, conversation: Conversation, turn: AssistantTurn) -> list[int]:
         """The ids by which a model of this family would have written ``turn``, with the token that ends it.
 
         Thinking is left out where the prompt closes it, and where the template has no place for it in such a turn.
@@ -93,7 +93,7 @@ class NativeFormat(TriedTemplate):
         """
         turn = self._with_ids(conversation, self._thinkable(conversation, turn))
         for said in dict.fromkeys((turn.thinking, None)):
-            for text, closer in self._spellings(conversation, replace(turn, thinking=said)):
+            for text, closer in self._candidates(conversation, replace(turn, thinking=said)):
                 ids = self._encode_behind(conversation.prompt, text)
                 found = conversation.read(self._tokenizer.decode(ids))
                 thought = (found.thinking or "").strip() == (said or "").strip()
@@ -134,7 +134,7 @@ class NativeFormat(TriedTemplate):
         )
         return replace(turn, calls=calls)
 
-    def _spellings(self, conversation: Conversation, turn: AssistantTurn) -> Iterator[tuple[str, str]]:
+    def _candidates(self, conversation: Conversation, turn: AssistantTurn) -> Iterator[tuple[str, str]]:
         """What the template writes for ``turn``, and the token that ends it.
 
         It is written behind the conversation, and behind a question alone, because many templates change earlier turns as

@@ -13,8 +13,8 @@ from agentenv.errors import ConfigurationError
 from agentenv.evaluation.recorded_conversations import (
     evaluations_in,
     native_turn,
+    observation_after,
     recorded_opening,
-    shown_after,
     why_not,
 )
 from agentenv.evaluation.records import TOOL_CALL_FORM, EpisodeRecord
@@ -101,7 +101,7 @@ def conversations_of(record: EpisodeRecord, family: str) -> list[dict[str, Any]]
         )
         if place + 1 == len(record["turns"]):
             break
-        shown = shown_after(record, place)
+        shown = observation_after(record, place)
         if is_context(shown):
             messages = _shown(as_shown(shown), native=bool(family))
             found.append({"messages": messages} | tools)

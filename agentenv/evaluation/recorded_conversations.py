@@ -65,7 +65,7 @@ def recorded_opening(record: EpisodeRecord) -> Observation:
     return _messages((record.get("roles") or [["user"]])[0], texts)
 
 
-def shown_after(record: EpisodeRecord, place: int) -> Observation:
+def observation_after(record: EpisodeRecord, place: int) -> Observation:
     """The observation after the turn at ``place``: where no roles are recorded, the result of a tool or nothing."""
     turn = record["turns"][place]
     if len(roles := record.get("roles") or ()) > place + 1:

@@ -464,9 +464,9 @@ def test_a_turn_is_spelt_as_the_model_writes_it(name: str, case: str) -> None:
         )
         if unwritable(name, case):
             with pytest.raises(Unrenderable, match="no way to write the turn"):
-                chat.spelt(conversation, wanted)
+                chat.encode_turn(conversation, wanted)
             return
-        spelt = chat.spelt(conversation, wanted)
+        spelt = chat.encode_turn(conversation, wanted)
         found = "".join(tokenizer.decode(spelt).split())
         written = "".join(model.written(turn.thinking, turn.content, calls, off=played.off).split())
         if name == "Mistral (v3)" and calls:  # its template writes ids, which the model does not
@@ -488,8 +488,8 @@ def test_thinking_is_left_out_where_the_prompt_closes_it(name: str) -> None:
     chat, conversation, ids = begun
     for _ in range(2):
         call = (NativeCall("search", {"query": "who"}),)
-        spelt = chat.spelt(conversation, AssistantTurn("Hm.", "", call))
-        assert spelt == chat.spelt(conversation, AssistantTurn(None, "", call))
+        spelt = chat.encode_turn(conversation, AssistantTurn("Hm.", "", call))
+        assert spelt == chat.encode_turn(conversation, AssistantTurn(None, "", call))
         said = conversation.read(MODELS[name].tokenizer().decode(spelt[:-1]))
         assert (said.thinking or "", said.content) == ("", "")
         shown = replies(said, (Message("tool", "Ada"),))
@@ -502,7 +502,7 @@ def test_thinking_is_left_out_where_the_system_prompt_turns_it_off() -> None:
     begun = opened("SmolLM3", case)
     assert begun is not None
     chat, conversation, _ = begun
-    spelt = chat.spelt(conversation, AssistantTurn("Hm.", "Yes."))
+    spelt = chat.encode_turn(conversation, AssistantTurn("Hm.", "Yes."))
     assert MODELS["SmolLM3"].tokenizer().decode(spelt) == "Yes.<|im_end|>"
 
 
@@ -514,7 +514,7 @@ def test_thinking_may_speak_of_the_marks_of_the_model(name: str) -> None:
     chat, conversation, _ = begun
     family = chat.family
     thought = f"After {family.thinking_end} or {MODELS[name].end} it ends"
-    spelt = chat.spelt(conversation, AssistantTurn(thought, "Yes."))
+    spelt = chat.encode_turn(conversation, AssistantTurn(thought, "Yes."))
     said = conversation.read(MODELS[name].tokenizer().decode(spelt[:-1]))
     assert said.content == "Yes."
     assert "".join((said.thinking or "").split()) == "".join(thought.split())
@@ -527,7 +527,7 @@ def test_tools_without_arguments_are_called_where_thinking_is_off(name: str) -> 
     parameters = {"type": "object", "properties": {}}
     ping = {"type": "function", "function": {"name": "ping", "description": "", "parameters": parameters}}
     conversation, _ = chat.open([Message("user", "Is it there?")], [ping])
-    spelt = chat.spelt(conversation, AssistantTurn(None, "", (NativeCall("ping", {}),)))
+    spelt = chat.encode_turn(conversation, AssistantTurn(None, "", (NativeCall("ping", {}),)))
     (call,) = conversation.read(tokenizer.decode(spelt[:-1])).calls
     assert isinstance(call, NativeCall)
     assert (call.name, call.arguments) == ("ping", {})
@@ -553,7 +553,7 @@ def test_a_turn_is_spelt_without_encoding_the_conversation() -> None:
     chat = NativeFormat(tokenizer, ends=ends_of_turn(tokenizer))
     conversation, _ = chat.open([Message("user", "Who is it? " * 1000)], TOOLS)
     tokenizer.lengths.clear()
-    chat.spelt(conversation, AssistantTurn(None, "", (NativeCall("search", {"query": "who"}),)))
+    chat.encode_turn(conversation, AssistantTurn(None, "", (NativeCall("search", {"query": "who"}),)))
     assert 0 < max(tokenizer.lengths) < 1000
 
 

@@ -97,7 +97,7 @@ class CalledAction(NamedTuple):
 
     text: str
     """The action in tags; empty where nothing was called as it is declared."""
-    shares: tuple[str | None, ...] = ()
+    replies: tuple[str | None, ...] = ()
     """What each call is told: None stands for what the environment shows after the action."""
 
 
@@ -112,17 +112,17 @@ def action_of(turn: AssistantTurn, tags: Sequence[str], queries: int | None) -> 
     first = next((place for place, call in enumerate(turn.calls) if isinstance(call, NativeCall)), None)
     if first is None:
         return CalledAction("")
-    action, shares = _action(turn.calls[first], tags), [NOT_MADE] * len(turn.calls)
+    action, replies = _action(turn.calls[first], tags), [NOT_MADE] * len(turn.calls)
     if action is None:
-        return CalledAction("", _told(shares, first))
+        return CalledAction("", _except(replies, first))
     for place, call in enumerate(turn.calls[first + 1 :], first + 1):
         further = _action(call, tags)
         if further is None or not further.text.strip() or not further.tag == action.tag == "search":
             continue
         joined = _Action(action.tag, f"{action.text}\n{further.text}")
         if queries is None or _lines(joined.text) <= queries:
-            action, shares[place] = joined, TOGETHER
-    return CalledAction(f"<{action.tag}>{action.text}</{action.tag}>", _told(shares, first))
+            action, replies[place] = joined, TOGETHER
+    return CalledAction(f"<{action.tag}>{action.text}</{action.tag}>", _except(replies, first))
 
 
 class _Action(NamedTuple):
@@ -130,8 +130,9 @@ class _Action(NamedTuple):
     text: str
 
 
-def _told(shares: Sequence[str], acting: int) -> tuple[str | None, ...]:
-    return tuple(None if place == acting else share for place, share in enumerate(shares))
+def _except(replies: Sequence[str], acting: int) -> tuple[str | None, ...]:
+    """``replies`` with None in the place of the call that acts."""
+    return tuple(None if place == acting else reply for place, reply in enumerate(replies))
 
 
 def _action(call: Call, tags: Sequence[str]) -> _Action | None:

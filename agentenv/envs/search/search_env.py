@@ -101,7 +101,7 @@ class SearchEnv(AsyncEnv[SearchState]):
     final_tag: ClassVar[str] = "answer"
     """The tag that ends the episode."""
     parts: SearchParts
-    _shares: tuple[str | None, ...] = ()
+    _call_replies: tuple[str | None, ...] = ()
     """What each call of the present turn is told, where it has several; see `CalledAction`."""
 
     def __init__(
@@ -203,7 +203,7 @@ class SearchEnv(AsyncEnv[SearchState]):
         if native is None:
             return super().native_action(turn)
         called = action_of(turn, native.tags, self.search.queries)
-        self._shares = called.shares
+        self._call_replies = called.replies
         return called.text
 
     async def astep(self, action: str) -> Step:
@@ -214,7 +214,7 @@ class SearchEnv(AsyncEnv[SearchState]):
             Fault: a tool failed; this is never the policy's doing, and the episode stays where it was.
         """
         # Taken first: after a fault the next action is another turn.
-        shares, self._shares = self._shares or (None,), ()
+        answers, self._call_replies = self._call_replies or (None,), ()
         self.check_running(action)
         parts, state = self.parts, self.state
         notes = await parts.beside(action, state) if parts.beside is not None else {}
@@ -232,7 +232,7 @@ class SearchEnv(AsyncEnv[SearchState]):
             reply = replace(reply, info={**reply.info, "flawed": not is_grounded(state)})
         page = reply.page if self._native_actions() is None else untagged(reply.page)
         return self.result(
-            tuple(Message("tool", page if share is None else share) for share in shares if reply.page),
+            tuple(Message("tool", page if answer is None else answer) for answer in answers if reply.page),
             reward=reward,
             end=reply.end,
             truncated=reply.end is EndReason.TURN_LIMIT,

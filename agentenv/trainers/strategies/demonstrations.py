@@ -106,7 +106,7 @@ class _NativeScript(ScriptedPolicy):
         turn = len(self._state.turns)
         if turn >= len(self._script):
             raise PolicyFault(f"the script has {len(self._script)} actions, not {turn + 1}")
-        ids = spelt_action(self._script[turn], self._state, self._chat, self.tokenizer)
+        ids = encoded_action(self._script[turn], self._state, self._chat, self.tokenizer)
         cut = len(ids) > sampling.max_tokens
         said = ids[: sampling.max_tokens] if cut else ids[:-1]
         finish = FinishReason.LENGTH if cut else FinishReason.EOS
@@ -114,7 +114,7 @@ class _NativeScript(ScriptedPolicy):
         return Completion(sampled, self.tokenizer.decode(said), (0.0,) * len(sampled), finish, self.version)
 
 
-def spelt_action(action: Action, state: EpisodeState, chat: ChatFormat, tokenizer: Any) -> list[int]:
+def encoded_action(action: Action, state: EpisodeState, chat: ChatFormat, tokenizer: Any) -> list[int]:
     """The ids by which the policy would write ``action`` next; natively with the token that ends its turn.
 
     Raises:
@@ -122,7 +122,7 @@ def spelt_action(action: Action, state: EpisodeState, chat: ChatFormat, tokenize
     """
     if isinstance(chat, NativeFormat) and (conversation := state.conversation) is not None:
         turn = action if isinstance(action, AssistantTurn) else expert_turn(action, conversation.tools)
-        return chat.spelt(conversation, turn)
+        return chat.encode_turn(conversation, turn)
     ids: list[int] = tokenizer.encode(_as_text(action), add_special_tokens=False)
     return ids
 

@@ -15,7 +15,7 @@ from agentenv.core.rollout import EpisodeSpec, EpisodeState
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import ConfigurationError
 from agentenv.trainers.credit.progress import progress_info
-from agentenv.trainers.strategies.demonstrations import spelt_action
+from agentenv.trainers.strategies.demonstrations import encoded_action
 from agentenv.trainers.strategies.hinted_episodes import ask_expert
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 
@@ -52,7 +52,7 @@ async def expert_progress(
     if turn >= len(script):
         return None
     try:
-        ids = spelt_action(script[turn], state, context.chat, context.policy.tokenizer)  # type: ignore[attr-defined]
+        ids = encoded_action(script[turn], state, context.chat, context.policy.tokenizer)  # type: ignore[attr-defined]
     except Unrenderable:
         return None
     if not ids or len(state.ids) + len(ids) > context.config.context_tokens:

@@ -16,7 +16,12 @@ from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import EndReason, Info, Observation, Step, Task
 from agentenv.data.sources import Source
 from agentenv.errors import ConfigurationError, Fault
-from agentenv.evaluation.recorded_conversations import native_turn, recorded_opening, shown_after, why_not
+from agentenv.evaluation.recorded_conversations import (
+    native_turn,
+    observation_after,
+    recorded_opening,
+    why_not,
+)
 from agentenv.evaluation.records import EpisodeRecord
 from agentenv.evaluation.task_env import EnvConfig, TaskEnv, open_tasks
 from agentenv.policies.hf import HFPolicy
@@ -76,7 +81,7 @@ class RecordedEpisode(Env[_Played]):
         if action != self.record["turns"][place]["action"]:
             return self.result((), end=EndReason.PARSE_ERROR)
         last = self.state.turns == len(self.record["turns"])
-        return self.result(shown_after(self.record, place), end=EndReason.ANSWERED if last else None)
+        return self.result(observation_after(self.record, place), end=EndReason.ANSWERED if last else None)
 
     def native_tools(self) -> Sequence[ToolForm]:
         """The tools of the environment."""
