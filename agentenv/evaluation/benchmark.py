@@ -240,7 +240,7 @@ def _run(
         with _open_agent(benchmark, given.policy) as agent:
             if said := other_env_note(benchmark, agent.card):
                 display.note(said)
-            task_env = _open(benchmark, opened, given, agent, display)
+            task_env = open_benchmark_env(benchmark, agent, display, given=given, opened=opened)
             try:
                 return _play_episodes(benchmark, contents, agent, task_env, out, display, retry_faults)
             finally:
@@ -387,9 +387,21 @@ def _sources(benchmark: Benchmark) -> tuple[SourceConfig, SearchConfig]:
     return source, SearchConfig(retriever=benchmark.retriever, corpus=benchmark.corpus)
 
 
-def _open(
-    benchmark: Benchmark, opened: Source, given: BenchmarkParts, agent: EvalAgent, display: Display
+def open_benchmark_env(
+    benchmark: Benchmark,
+    agent: EvalAgent,
+    display: Display,
+    *,
+    given: BenchmarkParts = BY_NAME,
+    opened: Source | None = None,
 ) -> TaskEnv:
+    """The questions of ``benchmark``, and the environment in which ``agent`` answers them.
+
+    ``opened`` holds the questions where they were loaded before.
+
+    Raises:
+        AgentEnvError: an unknown name, unreadable questions, or a corpus that is not there.
+    """
     source, search = _sources(benchmark)
     return open_task_env(
         source,
