@@ -105,13 +105,17 @@ def _expected(figures: Json) -> str:
 
 def _plan(figures: Json) -> str:
     plan, name, missing = figures["plan"], figures["name"], figures["missing_runs"]
-    state = f"{missing} runs are still missing before the next interim analysis." if missing else "Complete."
+    state = (
+        f"{missing} runs are still missing before the next interim analysis."
+        if missing
+        else "All runs are complete."
+    )
     return (
-        f"Up to {plan['per_interim'] * plan['interims']} seeds an arm, with an interim analysis every {plan['per_interim']} "
-        f"(AdaStop; two one-sided tests where arms are expected to be alike; error level {plan['alpha']:g} over all "
-        "comparisons). Intervals are Student's over seeds; there is none where all seeds score the same. "
-        f"{state} Made by `agentenv lab run {name}`; arms: `agentenv/trainers/experiments/{name}.toml`, "
-        f"all numbers: [{name}.json]({name}.json)."
+        f"Each arm has up to {plan['per_interim'] * plan['interims']} seeds, with an interim analysis after every "
+        f"{plan['per_interim']} (AdaStop, and two one-sided tests where arms are expected to be alike; error level "
+        f"{plan['alpha']:g} over all comparisons). Intervals are Student's 95 % intervals over seeds; an arm whose seeds all "
+        f"score the same has none. {state} `agentenv lab run {name}` made this page; the arms are in "
+        f"`agentenv/trainers/experiments/{name}.toml`, and all numbers in [{name}.json]({name}.json)."
     )
 
 
@@ -179,7 +183,7 @@ def _front(figures: Json) -> str:
     points = ", ".join(
         f"{arm} ({front['points'][arm][0]:.3f}, {front['points'][arm][1]:.3f})" for arm in front["on_front"]
     )
-    off = f" Off it: {', '.join(beaten)}." if beaten else ""
+    off = f" Not on it: {', '.join(beaten)}." if beaten else ""
     return f"Pareto front of {cost} against {benefit}: {points}.{off}"
 
 
@@ -220,7 +224,7 @@ def power_of(family: Json) -> str:
     smallest = family["detectable_deviations"]
     if smallest is None:
         return "with these seeds and error levels the test could not have found any difference with 80 % probability"
-    said = f"with 80 % probability the test finds a difference of {smallest:.2f} deviations between seeds"
+    said = f"with 80 % probability the test finds a difference of {smallest:.2f} standard deviations between seeds"
     if family["deviation"] == 0:
         return (
             f"{said}; how large that is in the unit of the measure cannot be said, because all seeds of an arm score the "
@@ -254,7 +258,7 @@ def equivalence_verdict(figures: Json, one: Json) -> str:
     power = (
         ""
         if one["detectable"] is None
-        else f"; equal arms are found with 80 % probability within {_number(one['detectable'])}"
+        else f"; for equal arms this is shown with 80 % probability at a margin of {_number(one['detectable'])}"
     )
     return f"{said} ({one['measure']}, two one-sided tests, {one['seeds']} seeds of each{found}){power}"
 
@@ -264,11 +268,11 @@ def _foundations(figures: Json) -> str:
     held = figures.get("stands_on")
     if held is None:
         return (
-            "*What the runs stand on* was not kept when they were made: neither the digest of the starting weights nor "
-            "those of simulators, files and code. They cannot be continued, only made anew."
+            "*What the runs depend on* was not recorded when they were made: neither the digest of the starting weights nor "
+            "those of simulators, files and code. The runs cannot be continued, only made anew."
         )
     if not held:
-        return "*What the runs stand on* will be written here with the first run."
+        return "*What the runs depend on* will be written here with the first run."
     weights = [
         f"{name} `{digest[:12]}`" for name, digest in held.items() if name.startswith(("weights", "content"))
     ]
@@ -281,7 +285,7 @@ def _foundations(figures: Json) -> str:
     mixed = (
         f" The source of agentenv changed between the runs ({len(source)} states)." if len(source) > 1 else ""
     )
-    return f"*What the runs stand on:* {', '.join([*weights, *versions])}.{mixed}"
+    return f"*What the runs depend on:* {', '.join([*weights, *versions])}.{mixed}"
 
 
 def cell(found: Json | None) -> str:

@@ -208,7 +208,7 @@ MEASURES: dict[str, Measure] = {
         lambda run, level: float(with_strategy(run, "after")["mean"]),
     ),
     "tested": Measure(
-        "score on the test tasks afterwards under the first test",
+        "score on the test tasks afterwards, under the first of the test settings",
         lambda run, level: float(next(iter(run["tests"].values()))),
     ),
     "dev_mean": Measure("mean of the dev scores over the run", _dev_mean),

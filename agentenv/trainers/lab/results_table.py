@@ -13,8 +13,9 @@ _HEAD = """# What the laboratory has decided
 
 One row for each [comparison](../lab.md). A claim **holds** when every difference that it expects was found in its direction
 and every equivalence was shown. It is **refuted** when a difference was found in the other direction, **not shown** when all
-interim analyses were made without it, and **undecided** as long as an interim analysis is left. The verdict names the seeds
-of each arm, and the difference that the test finds with 80 % probability. `agentenv lab run NAME --publish` writes it.
+interim analyses were made and something that it expects was not found, and **undecided** as long as an interim analysis is
+left. The verdict names the tests, the seeds of each arm, and the difference that is found with 80 % probability (the power).
+`agentenv lab run NAME --publish` writes this page.
 
 """
 
@@ -112,7 +113,7 @@ def power_in_words(found: Json) -> str:
     if detectable is not None:
         power = f"80 % power for {detectable:{',.0f' if detectable >= 100 else '.3f'}}"
     elif found["alike"]:
-        power = "power in deviations alone: all seeds of an arm score the same and tell of no spread"
+        power = "power not known in the unit of the measure: all seeds of an arm score the same"
     else:
         power = "power not known"
     return f"{' and '.join(found['tests'])}, {seeds} seeds, {power}"
