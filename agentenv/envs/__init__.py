@@ -17,6 +17,7 @@ register("agentenv/OrganisationSearch-v0", "agentenv.envs.search.organisation_se
 register("agentenv/SearchProposer-v0", "agentenv.envs.search.self_play:SearchProposer")
 register("agentenv/SearchSolver-v0", "agentenv.envs.search.self_play:SearchSolver")
 register("agentenv/Calculator-v0", "agentenv.envs.calculator:Calculator")
+register("agentenv/ReasoningGym-v0", "agentenv.envs.reasoning_gym:ReasoningGym", extra="reasoning-gym")
 register("agentenv/AgentProgram-v0", "agentenv.envs.agent_program.env:AgentProgram", extra="serve")
 register("agentenv/MCP-v0", "agentenv.envs.mcp.tools_env:McpTools", extra="mcp")
 register("agentenv/Code-v0", "agentenv.envs.code:Code")
