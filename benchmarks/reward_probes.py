@@ -52,7 +52,7 @@ VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 """Rewards that are not the default of their environment."""
 
-_WITH_ARGUMENTS = ("agentenv/MCP-v0", "agentenv/AgentProgram-v0")
+_WITH_ARGUMENTS = ("agentenv/MCP-v0", "agentenv/AgentProgram-v0", "agentenv/Terminal-v0")
 """Environments that cannot be made without arguments."""
 
 

@@ -102,6 +102,8 @@ class ActionForms:
     last: tuple[Form, ...]
     """The forms of actions that end an episode; at least one."""
     constants: frozenset[str]
+    last_is_judged: bool = True
+    """Whether what the last action says is judged, so that it may be wrong."""
 
 
 def learn_forms(episodes: Sequence[ExpertEpisode], stop: Sequence[str], most: int) -> ActionForms:

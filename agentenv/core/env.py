@@ -106,6 +106,8 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
     reads_thoughts: ClassVar[bool] = False
     """Whether a thought between ``<think>`` tags is part of an action, as its messages or rewards have it. What a model has
     thought in its native form is then in the action too."""
+    judges_state: ClassVar[bool] = False
+    """Whether an episode is judged by what its actions have done, and not by what its last action says."""
     client_data: ClassVar[Mapping[str, Any]] = {}
     """What ``Task.data`` of a client of a server may hold, and the type of each entry. An entry must never name a file, an
     address or a class, because every client of the server may choose its value."""

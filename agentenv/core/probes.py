@@ -75,7 +75,7 @@ class Seen:
     def honest_last(self) -> Form | None:
         """The form of the expert's own last action; None where it has no content that could be wrong."""
         form = last_form(self.expert.actions[-1], self.forms.constants) if self.expert.actions else self.last
-        return form if form.has_content else None
+        return form if form.has_content and self.forms.last_is_judged else None
 
     def answers_of(self, expert: ExpertEpisode) -> list[str]:
         """What the last action of ``expert`` holds besides its form."""
@@ -241,6 +241,7 @@ def probe_env(make: MakeEnv) -> list[ProbeRow]:
     with closing(make()) as env:
         episodes = [_expert_episode(env, seed) for seed in SEEDS]
         forms = learn_forms(episodes, env.stop, MOST_FORMS)
+        forms = replace(forms, last_is_judged=not env.judges_state)
     # A sandbox loses its processes with the thread that started them.
     threads = DaemonThreads(1, "agentenv-probes")
     try:

@@ -21,6 +21,7 @@ register("agentenv/ReasoningGym-v0", "agentenv.envs.reasoning_gym:ReasoningGym",
 register("agentenv/AgentProgram-v0", "agentenv.envs.agent_program.env:AgentProgram", extra="serve")
 register("agentenv/MCP-v0", "agentenv.envs.mcp.tools_env:McpTools", extra="mcp")
 register("agentenv/Code-v0", "agentenv.envs.code:Code")
+register("agentenv/Terminal-v0", "agentenv.envs.terminal:Terminal", extra="docker")
 register("agentenv/TraceCode-v0", "agentenv.envs.trace_code:TraceCode")
 register("agentenv/SQL-v0", "agentenv.envs.sql:Sql")
 register("agentenv/ReExSQL-v0", "agentenv.envs.reex_sql:ReExSQL")

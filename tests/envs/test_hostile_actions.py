@@ -25,16 +25,20 @@ from agentenv.core.env import Env
 from agentenv.core.rollout import EpisodeSpec, RolloutConfig, run_episode
 from agentenv.core.tools import ToolEnv
 from agentenv.core.types import Completion, FinishReason, Sampling, Task
+from agentenv.data.harbor import read_harbor_tasks
 from agentenv.envs.browser.driver import unavailable as no_browser
 from agentenv.envs.browser.env import Browser
 from agentenv.envs.browser.sites import miniwob_task
 from agentenv.envs.gui.actions import GRAMMAR
+from agentenv.envs.terminal import Terminal
 from agentenv.policies.fakes import ByteTokenizer
 from agentenv.sandbox.backends import unavailable
 
 MIB = 1 << 20
+TERMINAL_TASKS = read_harbor_tasks(Path(__file__).with_name("terminal_tasks"), "test")
 CONFIG = RolloutConfig(context_tokens=1 << 40, turn_tokens=1 << 30, deadline_s=60.0)
 SMALLER: dict[str, dict[str, Any]] = {
+    "agentenv/Terminal-v0": {"tasks": TERMINAL_TASKS, "max_turns": 50},
     "agentenv/Browser-v0": {"tasks": [miniwob_task("click-test")], "max_steps": 50},
     "agentenv/AgentProgram-v0": {"agent": "python:tests.envs.agent_program.agents:with_tools"},
     "agentenv/MCP-v0": {
@@ -125,6 +129,7 @@ def missing(id: str) -> str:
         "agentenv/Code-v0": lambda: unavailable("bwrap"),
         "agentenv/Browser-v0": no_browser,
         "agentenv/MCP-v0": no_sdk,
+        "agentenv/Terminal-v0": lambda: unavailable("docker"),
     }
     return needs[id]() if id in needs else ""
 
@@ -251,12 +256,13 @@ def params() -> Iterator[Any]:
         yield pytest.param(id, marks=pytest.mark.slow if id == "agentenv/Browser-v0" else ())
 
 
-def some(env: Env[Any], actions: Sequence[str], share: int) -> Sequence[str]:
-    """All actions, and for a browser, which takes a good part of a second for each, one of ``share`` of them.
+def some(env: Env[Any], actions: Sequence[str], *, browser: int = 1, container: int = 1) -> Sequence[str]:
+    """All actions, or one of so many for a browser or a container, which take a good part of a second for each.
 
-    It reads them by the same function as DomSim-v0, which is given all.
+    A browser reads them by the same function as DomSim-v0, and a container by that of other tools, which are given all.
     """
-    return random.Random(0).sample(actions, len(actions) // share) if isinstance(env, Browser) else actions
+    share = {Browser: browser, Terminal: container}.get(type(env.unwrapped), 1)
+    return actions if share == 1 else random.Random(0).sample(actions, len(actions) // share)
 
 
 @pytest.fixture(params=params())
@@ -272,7 +278,7 @@ def test_no_text_masks_an_episode(env: Env[Any]) -> None:
     actions = [action for body in TEXTS.values() for action in framed(tags, body)]
     shown = expert_actions(env)
     actions += [action for body in TEXTS.values() for action in expert_with(shown, body)]
-    unmasked(env, some(env, actions, 3))
+    unmasked(env, some(env, actions, browser=3, container=12))
 
 
 def test_no_value_of_an_argument_masks_an_episode(env: Env[Any]) -> None:
@@ -280,11 +286,11 @@ def test_no_value_of_an_argument_masks_an_episode(env: Env[Any]) -> None:
     actions = [action for value in VALUES.values() for action in calls(env, tags, value)]
     if not actions:
         pytest.skip("its actions have no arguments")
-    unmasked(env, some(env, actions, 12))
+    unmasked(env, some(env, actions, browser=12, container=12))
 
 
 def test_no_length_masks_an_episode(env: Env[Any]) -> None:
-    unmasked(env, [*long_actions(tags_of(env))])
+    unmasked(env, some(env, [*long_actions(tags_of(env))], container=4))
 
 
 def test_no_random_mixture_masks_an_episode(env: Env[Any]) -> None:
@@ -292,4 +298,6 @@ def test_no_random_mixture_masks_an_episode(env: Env[Any]) -> None:
     tags = tags_of(env)
     pieces = [*TEXTS.values(), *(f"<{tag}>" for tag in tags), *(f"</{tag}>" for tag in tags)]
     pieces += [*(env.expert() or ()), '{"name": "', '", "arguments": {', "}}", "<tool_call>", "</tool_call>"]
-    unmasked(env, ["".join(rng.choices(pieces, k=rng.randrange(1, 8))) for _ in range(150)])
+    unmasked(
+        env, some(env, ["".join(rng.choices(pieces, k=rng.randrange(1, 8))) for _ in range(150)], container=8)
+    )

@@ -4,6 +4,7 @@ import functools
 import importlib.util
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import agentenv
 from agentenv.core import env_contract, probes
 from agentenv.core.env_contract import CHECKS, run_check
+from agentenv.data.harbor import read_harbor_tasks
 from agentenv.envs.browser.driver import unavailable as no_browser
 from agentenv.envs.browser.sites import miniwob_task
 from agentenv.errors import ConfigurationError
@@ -26,22 +28,25 @@ def no_sdk() -> str:
 @functools.cache
 def missing(id: str) -> str:
     """What the environment needs and this machine does not have; empty where nothing is missing."""
-    needs = {
+    needs: dict[str, Callable[[], str]] = {
         "agentenv/Code-v0": lambda: unavailable("bwrap"),
         "agentenv/Browser-v0": no_browser,
         "agentenv/MCP-v0": no_sdk,
+        "agentenv/Terminal-v0": lambda: unavailable("docker"),
     }
     return needs[id]() if id in needs else ""
 
 
+TERMINAL_TASKS = read_harbor_tasks(Path(__file__).with_name("terminal_tasks"), "test")
 MCP_SERVER = f"stdio:{sys.executable} {Path(__file__).with_name('mcp') / 'servers.py'} stdio"
 # A page is opened a hundred times: one that loads fast, and short episodes.
 SMALLER: dict[str, dict[str, Any]] = {
+    "agentenv/Terminal-v0": {"tasks": TERMINAL_TASKS, "max_turns": 4},
     "agentenv/Browser-v0": {"tasks": [miniwob_task("click-test")], "max_steps": 2},
     "agentenv/AgentProgram-v0": {"agent": "python:tests.envs.agent_program.agents:plain"},
     "agentenv/MCP-v0": {"server": MCP_SERVER, "server_state": "none"},
 }
-ONE_SEED = ("agentenv/Browser-v0",)
+ONE_SEED = ("agentenv/Browser-v0", "agentenv/Terminal-v0")
 """Environments that play under one seed in place of three, and probes under two in place of five, except where equal seeds
 are compared."""
 

@@ -1,0 +1,277 @@
+"""``agentenv/Terminal-v0``: tasks in the shell of a container, as Harbor and Terminal-Bench 2 describe them.
+
+Each episode has a container of the task's own image. The policy runs commands in it. When it says that it is done, or has no
+turn left, the tests of the task are copied in and run, and what they write is the reward.
+"""
+
+import asyncio
+import base64
+import random
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any, ClassVar
+
+from agentenv.core.assistant_turns import NativeCall
+from agentenv.core.tools import ToolEnv, called_text, read_calls, tool
+from agentenv.core.types import EndReason, Info, Message, Observation, StateCapability, Step, Task
+from agentenv.data.harbor import (
+    ENVIRONMENT,
+    SOLUTION,
+    TESTS,
+    HarborTask,
+    parse_reward,
+    read_harbor_task,
+    read_harbor_tasks,
+)
+from agentenv.errors import ConfigurationError, DatasetError, check_known
+from agentenv.sandbox.task_container import ContainerLimits, TaskContainer
+from agentenv.sandbox.task_images import built_image, require_image
+
+PROMPT = """\
+{tools}You are in a shell of a Linux system, as root. Run commands with the tool bash. Each command begins in the working \
+folder, and files stay from command to command. When the task is done, reply with a short text and without a call.
+Task: {question}
+"""
+LOGS, REWARDS = "/logs/verifier", ("/logs/verifier/reward.json", "/logs/verifier/reward.txt")
+_RUN = "if command -v bash > /dev/null 2>&1; then bash {script}; else sh {script}; fi"
+_MOST_SOLUTION = 100_000  # bytes of a solution that the expert can type
+
+
+@dataclass
+class TerminalState:
+    """All that changes within an episode."""
+
+    task: Task
+    asked: HarborTask
+    container: TaskContainer
+    graded: bool = False
+
+
+class Terminal(ToolEnv[TerminalState]):
+    """Commands in a container of the task; the reward is what the tests of the task write."""
+
+    capability: ClassVar[StateCapability] = StateCapability.FILES
+    scorers: ClassVar[tuple[str, ...]] = ("solved", "reward")
+    judges_state: ClassVar[bool] = True
+    no_expert: ClassVar[str] = "the task has no solution/solve.sh of at most 100 kB"
+
+    def __init__(
+        self,
+        *,
+        tasks: Sequence[Task] | None = None,
+        max_turns: int = 40,
+        command_timeout_s: float = 120.0,
+        verifier_timeout_s: float = 540.0,
+        output_chars: int = 10_000,
+        network: bool = False,
+        memory_mb: int = 2048,
+        cpus: float = 1.0,
+        variables: Sequence[str] = (),
+        render_mode: str | None = None,
+    ) -> None:
+        """Builds an environment over tasks.
+
+        Args:
+            tasks: Tasks of ``make_tasks``.
+            max_turns: Turns of an episode; after the last one the tests run too.
+            command_timeout_s: Seconds after which a command is killed.
+            verifier_timeout_s: Seconds that the tests may take, or fewer where the task says so.
+            output_chars: Characters of the output of a command that are shown; the middle of a longer one is left out.
+            network: Whether tasks that ask for the network have it, in their container and when their image is built. Tests
+                of Terminal-Bench 2 install their programs from there.
+            memory_mb: MiB of a container where the task names no number.
+            cpus: Processors of a container where the task names no number.
+            variables: Environment variables of this process that tasks get if they name them.
+            render_mode: As in Gymnasium.
+
+        Raises:
+            ConfigurationError: a number out of range.
+        """
+        numbers: dict[str, float] = {
+            "max_turns": max_turns,
+            "output_chars": output_chars,
+            "memory_mb": memory_mb,
+        }
+        numbers |= {
+            "command_timeout_s": command_timeout_s,
+            "verifier_timeout_s": verifier_timeout_s,
+            "cpus": cpus,
+        }
+        if low := [f"{name}={value}" for name, value in numbers.items() if not value > 0]:
+            raise ConfigurationError(f"{', '.join(low)} must be above 0")
+        super().__init__(render_mode=render_mode)
+        self._tasks = tuple(tasks or ())
+        self.max_turns = max_turns  # type: ignore[misc]
+        self._command_s, self._verifier_s, self._chars = command_timeout_s, verifier_timeout_s, output_chars
+        self._network, self._memory_mb, self._cpus = network, memory_mb, cpus
+        self._variables = tuple(variables)
+
+    @classmethod
+    def make_tasks(cls, n: int, *, seed: int = 0, split: str = "train", folder: str = "") -> Sequence[Task]:
+        """At most ``n`` tasks of a folder of task directories, drawn by the seed.
+
+        Args:
+            n: How many at most.
+            seed: Of the draw.
+            split: The folder of this name in ``folder``. A folder without such folders has the split ``test`` alone, so that
+                nothing is trained on what is measured.
+            folder: Folder of task directories.
+
+        Raises:
+            ConfigurationError: no folder is named, or it does not have the split.
+            DatasetError: a task directory is malformed, or asks for what is not supported.
+        """
+        check_known("split", split, ("train", "dev", "test"))
+        if not folder:
+            raise ConfigurationError(
+                "the tasks of agentenv/Terminal-v0 are directories: name their folder, as in --task-option folder=DIR"
+            )
+        own = Path(folder) / split
+        if not own.is_dir():
+            if split != "test":
+                raise ConfigurationError(
+                    f"{folder!r} has no folder {split!r}: put the tasks of each split into a folder of its name"
+                )
+            own = Path(folder)
+        found = read_harbor_tasks(own, split)
+        return found if n >= len(found) else random.Random(seed).sample(found, n)
+
+    def held_tasks(self) -> Sequence[Task]:
+        """The tasks that it was given."""
+        return self._tasks
+
+    async def areset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        """Starts the container of ``options["task"]``, or of a task drawn by the seed.
+
+        Raises:
+            DatasetError: no task is given, or it is not one of ``make_tasks``.
+            ConfigurationError: the engine does not have the image, or it cannot be built.
+            SandboxFault: the engine failed.
+        """
+        await super().areset(seed=seed, options=options)
+        task = self.choose_task(options)
+        folder = None if task is None else task.data.get("folder")
+        if task is None or folder is None:
+            raise DatasetError(
+                "this environment was given no task directory: give it tasks of Terminal.make_tasks"
+            )
+        asked = read_harbor_task(Path(folder), self._variables)
+        container = await asyncio.to_thread(self._start, asked)
+        self.state = TerminalState(task, asked, container)
+        text = PROMPT.replace("{tools}", self.tool_prompt()).replace("{question}", task.question)
+        return (Message("user", text),), {"task_id": task.id}
+
+    def _start(self, asked: HarborTask) -> TaskContainer:
+        network = self._network and asked.network
+        limits = ContainerLimits(
+            memory_mb=asked.memory_mb or self._memory_mb, cpus=asked.cpus or self._cpus, network=network
+        )
+        if asked.image:
+            require_image(asked.image, network=self._network)
+        image = asked.image or built_image(
+            asked.folder / ENVIRONMENT, asked.build_timeout_s, network=self._network
+        )
+        return TaskContainer(image, limits, workdir=asked.workdir, env=asked.env)
+
+    @tool
+    async def bash(self, command: str) -> str:
+        """Runs a command of the shell and gives what it writes.
+
+        Args:
+            command: The command; it may have several lines.
+        """
+        if await asyncio.to_thread(lambda: self.state.container.ended_by_its_memory):
+            return "The system has ended: its memory was full."
+        found = await asyncio.to_thread(
+            self.state.container.run, command, timeout_s=self._command_s, output_chars=self._chars
+        )
+        if found.timed_out:
+            return f"{found.output}\n[the command was killed after {self._command_s:g} s]"
+        return f"{found.output}\n[exit code {found.exit_code}]" if found.exit_code else found.output
+
+    async def astep(self, action: str) -> Step:
+        """Runs the commands in ``action``. Without one, or after the last turn, the tests of the task run.
+
+        Raises:
+            EpisodeOver: the episode has ended or was never reset.
+            SandboxFault: the engine failed, or the container is gone.
+        """
+        self.check_running(action)
+        if not read_calls(action, native=self.native):
+            return await asyncio.to_thread(self.answer, action)
+        step = await super().astep(action)
+        if not step.truncated:
+            return step
+        reward = await asyncio.to_thread(self._grade)
+        return step._replace(reward=reward, info=step.info | {"solved": reward >= 1.0})
+
+    def answer(self, text: str) -> Step:
+        """Runs the tests of the task.
+
+        Raises:
+            SandboxFault: the engine failed, or the container is gone.
+        """
+        reward = self._grade()
+        return self.result(
+            (), reward=reward, end=EndReason.SUBMITTED, answer=text.strip(), solved=reward >= 1.0
+        )
+
+    def cut_reward(self) -> float:
+        """What the tests give for an episode that is cut: its work counts as it stands."""
+        return 0.0 if self.state.graded else self._grade()
+
+    def _grade(self) -> float:
+        """What the tests of the task write. Tests that write nothing that can be read, or take too long, give 0.
+
+        Whatever the policy has left running is killed first, and what it has written into the folders of the tests is gone.
+        """
+        self.state.graded = True
+        container, asked = self.state.container, self.state.asked
+        if container.ended_by_its_memory:
+            return 0.0
+        container.kill_all()
+        container.run(
+            f"rm -rf /tests /logs; mkdir -p {LOGS} /logs/agent /logs/artifacts", timeout_s=self._command_s
+        )
+        container.write_folder(asked.folder / TESTS, "/tests")
+        limit = min(asked.verifier_timeout_s, self._verifier_s)
+        command = f"{{ {_RUN.replace('{script}', '/tests/test.sh')}; }} > {LOGS}/test-stdout.txt 2>&1"
+        if container.run(command, timeout_s=limit, env=asked.verifier_env).timed_out:
+            return 0.0
+        rewards = parse_reward(*map(container.read_file, REWARDS)) or {"reward": 0.0}
+        return rewards.get("reward", fmean(rewards.values()))
+
+    def expert(self) -> Sequence[str] | None:
+        """Writes the solution of the task and runs it; None where there is none, or it is too long to be typed."""
+        asked = self.state.asked
+        if not asked.has_solution:
+            return None
+        folder = asked.folder / SOLUTION
+        files = {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+        if sum(map(len, files.values())) > _MOST_SOLUTION:
+            return None
+        lines = []
+        for path, content in files.items():
+            place = shlex.quote(f"/{SOLUTION}/{path.relative_to(folder).as_posix()}")
+            lines.append(f'mkdir -p "$(dirname {place})"; {_writing(content)} > {place}')
+        given = [f"export {name}={shlex.quote(value)}" for name, value in asked.solution_env.items()]
+        commands = lines, [*given, _RUN.replace("{script}", f"/{SOLUTION}/solve.sh")]
+        typed = (NativeCall("bash", {"command": "\n".join(command)}) for command in commands)
+        return *(called_text("", [call]) for call in typed), "Done."
+
+    def render(self) -> str:
+        """The task."""
+        return self.state.task.question
+
+
+def _writing(content: bytes) -> str:
+    """The command that writes ``content``; an image need not have the program base64 for a text."""
+    try:
+        return f"printf %s {shlex.quote(content.decode())}"
+    except UnicodeDecodeError:
+        return f"echo {base64.b64encode(content).decode()} | base64 -d"

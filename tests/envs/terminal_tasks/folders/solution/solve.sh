@@ -1,0 +1,2 @@
+mkdir -p /work/left
+touch /work/left/none

@@ -1,0 +1,1 @@
+if [ "$(cat /greeting)" = "$GREETING" ]; then echo 1 > /logs/verifier/reward.txt; else echo 0 > /logs/verifier/reward.txt; fi

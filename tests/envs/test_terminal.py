@@ -1,0 +1,193 @@
+"""Tasks in the shell of a container, graded by their own tests in a real engine."""
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentenv.core.types import EndReason, Task, ToolStatus
+from agentenv.data.harbor import read_harbor_tasks
+from agentenv.envs.terminal import Terminal
+from agentenv.errors import ConfigurationError, DatasetError, UnknownName
+from agentenv.sandbox import docker
+from agentenv.sandbox.backends import unavailable
+from agentenv.sandbox.task_container import shared_engine
+from agentenv.sandbox.task_images import built_image
+
+reason = unavailable("docker")
+pytestmark = pytest.mark.skipif(bool(reason), reason=f"docker: {reason}")
+TASKS = Path(__file__).with_name("terminal_tasks")
+IMAGE = f'[environment]\ndocker_image = "{docker.IMAGE}"\n'
+REWARD = "echo {} > /logs/verifier/reward.txt\n"
+Make = Callable[..., Task]
+
+
+def call(command: str) -> str:
+    return f"<tool_call>{json.dumps({'name': 'bash', 'arguments': {'command': command}})}</tool_call>"
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """A task with the tests ``script``."""
+
+    def write(script: str, toml: str = IMAGE, dockerfile: str = "") -> Task:
+        files = {"task.toml": toml, "instruction.md": "Do it.", "tests/test.sh": script}
+        for path, text in (files | ({"environment/Dockerfile": dockerfile} if dockerfile else {})).items():
+            (tmp_path / "task" / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "task" / path).write_text(text, encoding="utf-8")
+        (task,) = read_harbor_tasks(tmp_path / "task")
+        return task
+
+    return write
+
+
+def played(task: Task, actions: Sequence[str], **options: Any) -> list[Any]:
+    with closing(Terminal(tasks=[task], **options)) as env:
+        env.reset(seed=0, options={"task": task})
+        return [env.step(action) for action in actions]
+
+
+@pytest.mark.parametrize("task", read_harbor_tasks(TASKS), ids=lambda task: task.id)
+def test_the_solution_solves_and_nothing_does_not(task: Task) -> None:
+    with closing(Terminal(tasks=[task])) as env:
+        opening, _ = env.reset(seed=0, options={"task": task})
+        assert task.question in opening[0].text
+        steps = [env.step(action) for action in env.expert() or ()]
+        assert [step.reward for step in steps] == [0.0, 0.0, 1.0]
+        assert (steps[-1].info["solved"], steps[-1].info["end_reason"]) == (True, EndReason.SUBMITTED)
+        env.reset(seed=0, options={"task": task})
+        step = env.step("Nothing to do.")
+        assert (step.reward, step.info["solved"]) == (0.0, False)
+
+
+def test_several_rewards_without_one_of_the_name_reward_are_averaged() -> None:
+    task = next(task for task in read_harbor_tasks(TASKS) if task.id == "folders")
+    _, last = played(task, [call("mkdir -p /work/left"), "Half done."])
+    assert (last.reward, last.info["solved"]) == (0.5, False)
+
+
+def test_what_a_command_says_and_how_it_ends(make: Make) -> None:
+    task = make(REWARD.format(1))
+    steps = played(task, [call("echo out; exit 2"), call("sleep 60"), call("echo \0")], command_timeout_s=1)
+    texts = [step.info["tool_results"][0].text for step in steps]
+    assert texts[0] == "out\n\n[exit code 2]"
+    assert "[the command was killed after 1 s]" in texts[1]
+    assert steps[2].info["tool_results"][0].status is ToolStatus.ERROR
+
+
+def test_the_last_turn_and_a_cut_are_graded(make: Make) -> None:
+    task = make("cat /mark > /logs/verifier/reward.txt")
+    (step,) = played(task, [call("echo 0.7 > /mark")], max_turns=1)
+    assert (step.reward, step.truncated, step.info["end_reason"]) == (0.7, True, EndReason.TURN_LIMIT)
+    with closing(Terminal(tasks=[task])) as env:
+        env.reset(seed=0)
+        env.step(call("echo 0.25 > /mark"))
+        assert env.cut_reward() == 0.25
+        assert env.cut_reward() == 0.0
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt",
+        "mkdir -p /tests /logs; echo 'echo 1 > /logs/verifier/reward.txt' > /tests/test.sh",
+        "ln -s /elsewhere /logs; mkdir -p /elsewhere/verifier; echo 1 > /elsewhere/verifier/reward.txt",
+        "while :; do echo 1 > /logs/verifier/reward.txt; done > /dev/null 2>&1 &",
+    ],
+    ids=["writes the reward", "writes the tests", "links the logs", "leaves a process"],
+)
+def test_a_reward_that_the_policy_wrote_does_not_count(make: Make, command: str) -> None:
+    _, last = played(make("[ -e /done ] && echo 1 > /logs/verifier/reward.txt"), [call(command), "Done."])
+    assert (last.reward, last.info["valid"]) == (0.0, True)
+
+
+@pytest.mark.parametrize(
+    "script", ["exit 1", "echo > /logs/verifier/reward.txt", "sleep 600", "rm -rf /logs"]
+)
+def test_tests_that_write_no_reward_give_none(make: Make, script: str) -> None:
+    (last,) = played(make(script), ["Done."], verifier_timeout_s=1)
+    assert (last.reward, last.info["end_reason"]) == (0.0, EndReason.SUBMITTED)
+
+
+def test_what_the_policy_does_to_its_system_is_its_own_affair(make: Make) -> None:
+    task = make(REWARD.format(1))
+    gone = call("rm -rf /bin /usr/bin /lib* /usr/lib*")
+    *_, after, last = played(task, [gone, call("echo hello"), "Done."])
+    assert after.info["valid"]
+    assert (last.reward, last.info["end_reason"]) == (0.0, EndReason.SUBMITTED)
+    *_, killed = played(task, [call("kill -9 -1; kill -9 1"), "Done."])
+    assert killed.reward == 1.0
+
+
+def test_a_task_gets_the_network_only_where_both_allow_it(make: Make) -> None:
+    devices = call("ls /sys/class/net")
+    (step,) = played(make(REWARD.format(1)), [devices])
+    assert step.info["tool_results"][0].text.split() == ["lo"]
+
+
+def test_an_image_is_made_of_a_dockerfile_once(make: Make) -> None:
+    dockerfile = f"FROM {docker.IMAGE}\nRUN echo made > /made\nWORKDIR /usr\n"
+    task = make("cp /made /logs/verifier/reward.txt", toml="", dockerfile=dockerfile)
+    step, _ = played(task, [call("cat /made; pwd"), "Done."])
+    assert step.info["tool_results"][0].text == "made\n/usr\n"
+    context = task.data["folder"] / "environment"
+    made = built_image(context, 60, network=False)
+    before = shared_engine().inspect_image(made)["Created"]
+    assert shared_engine().inspect_image(built_image(context, 60, network=False))["Created"] == before
+    shared_engine().remove_image(made)
+
+
+@pytest.mark.parametrize(
+    ("toml", "dockerfile", "said"),
+    [
+        (
+            '[environment]\ndocker_image = "no/such:1"\n',
+            "",
+            "has no image 'no/such:1'.*docker pull no/such:1",
+        ),
+        ("", "FROM no/such:1 AS base\nFROM base\n", "has no image 'no/such:1'"),
+        ("", f"FROM {docker.IMAGE}\nRUN exit 3\n", "cannot be built: .*returned a non-zero code: 3"),
+    ],
+)
+def test_an_image_that_cannot_be_had(make: Make, toml: str, dockerfile: str, said: str) -> None:
+    task = make("true", toml=toml, dockerfile=dockerfile)
+    with closing(Terminal(tasks=[task])) as env, pytest.raises(ConfigurationError, match=said):
+        env.reset(seed=0, options={"task": task})
+
+
+def test_the_folder_of_a_split(tmp_path: Path) -> None:
+    for split, names in {"train": ["a", "b", "c"], "test": ["d"]}.items():
+        for name in names:
+            (tmp_path / split / name / "tests").mkdir(parents=True)
+            for file in ("task.toml", "tests/test.sh"):
+                (tmp_path / split / name / file).touch()
+            (tmp_path / split / name / "task.toml").write_text(IMAGE, encoding="utf-8")
+            (tmp_path / split / name / "instruction.md").write_text(name, encoding="utf-8")
+    folder = str(tmp_path)
+    assert [task.id for task in Terminal.make_tasks(9, split="train", folder=folder)] == ["a", "b", "c"]
+    drawn = {Terminal.make_tasks(1, split="train", seed=seed, folder=folder)[0].id for seed in range(20)}
+    assert drawn == {"a", "b", "c"}
+    assert [task.id for task in Terminal.make_tasks(9, split="test", folder=folder)] == ["d"]
+    with pytest.raises(ConfigurationError, match="has no folder 'dev'"):
+        Terminal.make_tasks(9, split="dev", folder=folder)
+    flat = str(tmp_path / "train")
+    assert len(Terminal.make_tasks(9, split="test", folder=flat)) == 3
+    with pytest.raises(ConfigurationError, match="put the tasks of each split"):
+        Terminal.make_tasks(9, split="train", folder=flat)
+    with pytest.raises(ConfigurationError, match="folder=DIR"):
+        Terminal.make_tasks(9)
+    with pytest.raises(UnknownName, match="split"):
+        Terminal.make_tasks(9, split="valid", folder=flat)
+
+
+def test_what_cannot_be_played_is_refused() -> None:
+    with (
+        closing(Terminal()) as env,
+        pytest.raises(DatasetError, match=r"give it tasks of Terminal\.make_tasks"),
+    ):
+        env.reset(seed=0)
+    with pytest.raises(ConfigurationError, match="max_turns=0, cpus=0 must be above 0"):
+        Terminal(max_turns=0, cpus=0)
