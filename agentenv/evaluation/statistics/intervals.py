@@ -100,13 +100,27 @@ def robust_error(x: Floats, members: Sequence[Sequence[int]]) -> tuple[float, fl
 
 
 def _freedom(sizes: Floats, adjust: Floats, variances: Floats) -> float:
-    """Satterthwaite's, where the sum of cluster c has the variance ``variances[c]``."""
-    shares = sizes / sizes.sum()
-    # Covariance of S - shares * sum(S): diag(v) - v s' - s v' + s s' sum(v), scaled by the adjustments.
-    outer = np.outer(variances, shares)
-    covariance = np.diag(variances) - outer - outer.T + np.outer(shares, shares) * variances.sum()
-    covariance *= np.outer(adjust, adjust)
-    return float(np.trace(covariance) ** 2 / (covariance**2).sum())
+    """Satterthwaite's, where the sum of cluster c has the variance ``variances[c]``.
+
+    The sums S of clusters with the shares s have residuals S - s sum(S), whose covariance is A = diag(v) - u s' - s u' with
+    u = v - s sum(v) / 2 for the variances v, scaled by the adjustments on both sides. Its trace and the sum of its squares
+    are written out: the matrix itself would take gigabytes for the ten thousand clusters of a suite.
+    """
+    shares, scale = sizes / sizes.sum(), adjust**2
+    u = variances - shares * variances.sum() / 2
+    # Every sum is of positive parts, or of the other clusters, so that nothing cancels where one cluster outweighs all.
+    diagonal = scale * (variances * (1 - shares) ** 2 + shares**2 * _of_others(variances))
+    one, other, mixed = scale * u**2, scale * shares**2, scale * u * shares
+    beside = 2 * float((one * _of_others(other) + mixed * _of_others(mixed)).sum())
+    return float(diagonal.sum()) ** 2 / (float((diagonal**2).sum()) + beside)
+
+
+def _of_others(x: Floats) -> Floats:
+    """For each value of ``x`` [C] the sum of all others."""
+    others: Floats = np.zeros_like(x)
+    others[1:] += np.cumsum(x)[:-1]
+    others[:-1] += np.cumsum(x[::-1])[-2::-1]
+    return others
 
 
 def _nonzero(value: float) -> float:
@@ -217,6 +231,21 @@ def all_equal(x: Floats) -> bool:
 def few_differ(x: Floats) -> bool:
     """Whether fewer than `FEW` values of ``x`` differ from the commonest one."""
     return x.size - _commonest(x) < FEW
+
+
+def few_clusters_differ(x: Floats, members: Sequence[Sequence[int]]) -> bool:
+    """Whether fewer than `FEW` clusters of ``x`` [N] have another mean than the commonest one."""
+    means = np.array([x[list(rows)].mean() for rows in members])
+    return few_differ(means.round(9))
+
+
+def effective_clusters(members: Sequence[Sequence[int]]) -> float:
+    """How many clusters of one size would weigh as these do: (sum of sizes)^2 / sum of their squares (Kish 1965).
+
+    C for clusters of one size; fewer where a few of them hold most of the questions.
+    """
+    sizes = [len(rows) for rows in members]
+    return sum(sizes) ** 2 / sum(size**2 for size in sizes)
 
 
 def mostly_equal(x: Floats) -> bool:

@@ -4,8 +4,10 @@ from collections.abc import Hashable, Sequence
 from math import inf, sqrt
 from statistics import fmean
 
-from agentenv.evaluation.statistics.intervals import t_quantile
-from agentenv.evaluation.statistics.significance import SMALL_SAMPLE, finite_ends, standard_error
+import numpy as np
+
+from agentenv.evaluation.statistics.intervals import robust_error, t_quantile
+from agentenv.evaluation.statistics.significance import SMALL_SAMPLE, finite_ends, rows_of_clusters
 
 
 def macro_mean(
@@ -18,7 +20,8 @@ def macro_mean(
     """The mean of the means of several sets, and the ends of its interval.
 
     Its standard error is sqrt(sum of squared errors) / number of sets, and its interval the normal one, or Student's t with
-    Welch's degrees of freedom where sets have few questions or clusters, cut to [``lowest``, 1] where all values are in it.
+    Welch's degrees of freedom where sets have few questions or clusters, or clusters of which a few hold most of the
+    questions (`robust_error`), cut to [``lowest``, 1] where all values are in it.
 
     Args:
         sets: The values of each set, one a question.
@@ -27,8 +30,9 @@ def macro_mean(
         lowest: Of the values, where they are bounded: 0 for scores, -1 for differences of two scores.
     """
     mean = fmean(fmean(values) for values in sets)
-    errors = [_squared_error(values, of, lowest) for values, of in zip(sets, clusters, strict=True)]
-    half = t_quantile((1 + level) / 2, _freedom(errors, clusters)) * sqrt(sum(errors)) / len(sets)
+    parts = [_squared_error(values, of, lowest) for values, of in zip(sets, clusters, strict=True)]
+    total = sqrt(sum(square for square, _ in parts))
+    half = t_quantile((1 + level) / 2, _freedom(parts)) * total / len(sets)
     ends = (mean - half, mean + half)
     if all(lowest <= value <= 1 for values in sets for value in values):
         ends = (max(lowest, ends[0]), min(1.0, ends[1]))
@@ -56,23 +60,30 @@ def combined_interval(
     return middle - below, middle + above
 
 
-def _freedom(errors: Sequence[float], clusters: Sequence[Sequence[Hashable]]) -> float:
-    """Welch's degrees of freedom of a sum of squared errors; infinite from `SMALL_SAMPLE` on."""
-    parts = zip(errors, clusters, strict=True)
-    spread = sum(error**2 / max(1, len(set(several)) - 1) for error, several in parts)
-    found = sum(errors) ** 2 / spread if spread else inf
+def _freedom(parts: Sequence[tuple[float, float]]) -> float:
+    """Welch's degrees of freedom of a sum of squared errors, each with its own; infinite from `SMALL_SAMPLE` on."""
+    spread = sum(square**2 / df for square, df in parts)
+    found = sum(square for square, _ in parts) ** 2 / spread if spread else inf
     return found if found < SMALL_SAMPLE else inf
 
 
-def _squared_error(values: Sequence[float], clusters: Sequence[Hashable], lowest: float) -> float:
-    """The squared error of the mean; where nothing varies, that of one more success and failure, as 0 would claim certainty.
+def _squared_error(
+    values: Sequence[float], clusters: Sequence[Hashable], lowest: float
+) -> tuple[float, float]:
+    """The squared error of the mean, and its degrees of freedom.
 
-    Infinite where nothing varies outside [``lowest``, 1]: nothing is known of the spread there.
+    Where nothing varies, or all is one cluster, that of one more success and failure, as 0 would claim certainty; infinite
+    for values outside [``lowest``, 1], of whose spread nothing is known then.
     """
-    if error := standard_error(values, clusters) or standard_error(values):
-        return error**2
-    if not lowest <= values[0] <= 1:
-        return inf
-    n = len(set(clusters))
-    guess = (abs(fmean(values)) * n + 1) / (n + 2)
-    return guess * (1 - guess) / (n + 2)
+    x, members = np.asarray(values, dtype=np.float64), rows_of_clusters(clusters)
+    if len(members) > 1:
+        # Of clusters that are all alike the questions may differ.
+        for groups in (members, [[row] for row in range(x.size)]):
+            error, df = robust_error(x, groups)
+            if error > 0:
+                return error**2, df
+    if x.min() < lowest or x.max() > 1:
+        return inf, 1.0
+    n = len(members)
+    guess = (abs(float(x.mean())) * n + 1) / (n + 2)
+    return guess * (1 - guess) / (n + 2), max(1.0, n - 1.0)

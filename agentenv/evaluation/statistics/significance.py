@@ -16,6 +16,8 @@ from agentenv.evaluation.statistics.intervals import (
     FEW,
     bounded_interval,
     difference_interval,
+    effective_clusters,
+    few_clusters_differ,
     few_differ,
     mostly_equal,
     robust_error,
@@ -120,11 +122,15 @@ def estimate(
     - one value, values of one cluster, or equal values, that leave [0, 1]: the whole line, because nothing bounds the mean
       and nothing tells of the spread.
 
+    Clusters count by what they weigh (`effective_clusters`): of 220 of which a few hold most of the questions there are
+    fewer than `SMALL_SAMPLE`.
+
     Args:
         values: one score a question.
         clusters: what each question belongs to: those of one cluster (one passage) are not independent. Where there are
-            fewer clusters than questions, the interval is of the clusters: below `SMALL_SAMPLE` of them and for 0/1 values
-            Wilson's with an effective n (`bounded_interval`), or Student's t where values leave [0, 1]; else the bootstrap.
+            fewer clusters than questions, the interval is of the clusters: below `SMALL_SAMPLE` of them, where nearly all
+            have one mean, and for 0/1 values Wilson's with an effective n (`bounded_interval`), or Student's t where values
+            leave [0, 1]; else the bootstrap.
         level: of the interval.
         seed: of the bootstrap.
         unbounded: whether another value could leave [0, 1] although none of these does, as a ratio of times could.
@@ -144,13 +150,13 @@ def _interval(
 ) -> tuple[float, float, str]:
     bounded = not unbounded and bool(x.min() >= 0 and x.max() <= 1)
     proportion = bounded and bool(np.isin(x, (0.0, 1.0)).all())
-    few, sparse = len(members) < SMALL_SAMPLE, few_differ(x)
+    few, sparse = effective_clusters(members) < SMALL_SAMPLE, few_clusters_differ(x, members)
     # First, because every method below would give an interval of no width.
     if not bounded and len(members) > 1 and _no_spread(x, members):
         return -inf, inf, "unknown"
     # Clusters that all hold one question are none: the simple methods are sharper there.
     if len(members) < x.size:
-        if proportion or (bounded and few):
+        if proportion or (bounded and (few or sparse)):
             return *bounded_interval(x, members, level), "wilson clustered"
         if few:
             return *_student(x, members, level), "t clustered"
@@ -196,28 +202,15 @@ def _expanded_p(share: float, n: int) -> float:
     return t_two_sided(z * sqrt((n - 1) / n), n - 1)
 
 
-def standard_error(values: ArrayLike, clusters: Sequence[Hashable] | None = None) -> float:
-    """Standard error of the mean of ``values`` [N]; 0 for a single value or cluster.
-
-    With clusters the residuals are summed within each before they are squared: sqrt(C/(C-1) sum_c (sum_{i in c}
-    (x_i - mean))^2) / N with C clusters (Miller 2024, "Adding error bars to evals", eq. 4, with the usual
-    factor for few clusters). Without, every value is a cluster of its own.
-
-    Raises:
-        ConfigurationError: as in `estimate`.
-    """
-    x = _checked(values)
-    members = _members(x, range(x.size) if clusters is None else clusters)
-    if len(members) == 1:
-        return 0.0
-    residuals = np.array([(x[rows] - x.mean()).sum() for rows in members])
-    return float(sqrt(len(members) / (len(members) - 1) * (residuals**2).sum()) / x.size)
-
-
 def _members(x: Floats, clusters: Sequence[Hashable]) -> list[list[int]]:
     """The rows of each cluster."""
     if len(clusters) != x.size:
         raise ConfigurationError(f"Every score needs one cluster; there are {len(clusters)} for {x.size}.")
+    return rows_of_clusters(clusters)
+
+
+def rows_of_clusters(clusters: Sequence[Hashable]) -> list[list[int]]:
+    """The rows of each cluster, in the order in which clusters first appear."""
     rows: dict[Hashable, list[int]] = {}
     for row, cluster in enumerate(clusters):
         rows.setdefault(cluster, []).append(row)
@@ -308,9 +301,9 @@ def paired_bootstrap(
 
     With fewer ``clusters`` than questions whole clusters are drawn. Where the bootstrap is too narrow another interval
     stands for it: `difference_interval` with the p-value of `sign_flip_p` where nearly all differences are equal (of
-    differences that leave [-1, 1], half of them besides), Student's t over fewer questions than `FEW` or fewer clusters
-    than `SMALL_SAMPLE`, and percentiles moved out to Student's t for fewer questions than that. One question, or one
-    cluster, whose difference leaves [-1, 1] has no interval.
+    differences that leave [-1, 1], half of them besides), Student's t over fewer questions than `FEW` or fewer
+    `effective_clusters` than `SMALL_SAMPLE`, and percentiles moved out to Student's t for fewer questions than that. One
+    question, or one cluster, whose difference leaves [-1, 1] has no interval.
 
     The p-value of the bootstrap is twice the smaller share of resampled means on either side of zero, counting zero on
     both, with one added above and below so that it is never 0 (Davison and Hinkley 1997, eq. 4.11). Where the percentiles
@@ -327,7 +320,7 @@ def paired_bootstrap(
         )
     d, members = y - x, _members(x, range(x.size) if clusters is None else clusters)
     clustered = len(members) < x.size
-    few_clusters = clustered and len(members) < SMALL_SAMPLE
+    few_clusters = clustered and effective_clusters(members) < SMALL_SAMPLE
     if _sparse(d, members, few_clusters=few_clusters):
         low, high = difference_interval(d, members, level)
         method = "mover clustered" if clustered else "mover"

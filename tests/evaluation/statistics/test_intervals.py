@@ -1,5 +1,6 @@
 """Intervals for few questions, few clusters and sparse scores: quantiles against tables, errors by hand, coverage."""
 
+import tracemalloc
 from math import inf, sqrt
 
 import numpy as np
@@ -10,6 +11,7 @@ from agentenv.evaluation.statistics.intervals import (
     beta_quantile,
     bounded_interval,
     difference_interval,
+    effective_clusters,
     robust_error,
     sign_flip_p,
     t_quantile,
@@ -56,6 +58,33 @@ def test_the_error_over_clusters_by_hand() -> None:
     _, uneven = robust_error(np.arange(12.0), [list(range(9)), [9], [10], [11]])
     assert uneven < 2  # one cluster holds most of it
     assert robust_error(np.array([0.0, 1.0]), [[0, 1]])[0] == inf
+
+
+def test_the_freedom_of_clusters_is_that_of_the_matrix_of_their_residual_sums() -> None:
+    """Satterthwaite's of the covariance M diag(v) M' with M = I - s 1', scaled on both sides, as it is defined."""
+    sizes = np.array([1.0, 1.0, 2.0, 3.0, 40.0])
+    scale = np.diag(1 / np.sqrt(1 - sizes / sizes.sum()))
+    centred = np.eye(5) - np.outer(sizes / sizes.sum(), np.ones(5))
+    squares = []
+    for variances in (sizes, sizes**2):
+        covariance = scale @ centred @ np.diag(variances) @ centred.T @ scale
+        squares.append(np.trace(covariance) ** 2 / (covariance**2).sum())
+    rows, of = np.arange(47), np.repeat(np.arange(5), sizes.astype(int))
+    _, df = robust_error(np.arange(47.0), [rows[of == cluster].tolist() for cluster in range(5)])
+    assert df == pytest.approx(min(squares))
+    _, alone = robust_error(np.arange(1_000_001.0), [[0], list(range(1, 10**6 + 1))])
+    assert alone == pytest.approx(1.0)
+
+
+def test_an_interval_over_the_clusters_of_a_whole_suite_takes_little_memory() -> None:
+    """Of 8,000 questions two share a passage: a matrix of the clusters would take 512 MB."""
+    values = np.arange(8000.0) % 2
+    tracemalloc.start()
+    found = estimate(values, clusters=[0, *range(7999)])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found.method == "wilson clustered"
+    assert peak < 50_000_000
 
 
 def test_a_sparse_mean_is_bounded_as_a_proportion_of_its_sum() -> None:
@@ -176,6 +205,53 @@ def test_intervals_cover(count: int, size: int, mean: float, partial: bool) -> N
         found = estimate(x, clusters=[i // size for i in range(x.size)])
         held += found.low <= mean <= found.high
     assert held >= 185
+
+
+def scores_like_f1(rng: np.random.Generator, mean: float, n: int) -> np.ndarray:
+    return rng.choice([0.5, 1.0], size=n) * (rng.random(n) < mean / 0.75)
+
+
+def clustered(rng: np.random.Generator, mean: float, sizes: np.ndarray, alike: float) -> np.ndarray:
+    """Scores of which the share ``alike`` is drawn once for a cluster."""
+    parts = [
+        (rng.random(n) < alike, scores_like_f1(rng, mean, 1), scores_like_f1(rng, mean, n)) for n in sizes
+    ]
+    return np.concatenate([np.where(*part) for part in parts])
+
+
+FEW_LARGE = np.maximum(1, 300 // np.arange(1, 221))
+"""Sizes of 220 clusters: 300, 150, 100 and so on, down to 1. They weigh as 19 equal ones do."""
+
+
+def test_the_clusters_that_hold_most_of_the_questions_are_the_ones_that_count() -> None:
+    # (3 + 1)^2 / (9 + 1), and as many as there are where all are of one size.
+    assert effective_clusters([[0, 1, 2], [3]]) == pytest.approx(1.6)
+    assert effective_clusters([[0, 1], [2, 3], [4, 5]]) == pytest.approx(3.0)
+    assert effective_clusters([range(n) for n in FEW_LARGE]) == pytest.approx(19.39, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "mean", "least"),
+    [(FEW_LARGE, 0.3, 185), (np.repeat([1, 4, 8], 80), 0.002, 180), (np.repeat([1, 4, 8], 80), 0.005, 180)],
+)
+def test_intervals_over_many_clusters_cover(sizes: np.ndarray, mean: float, least: int) -> None:
+    """Where few clusters have most questions, or hardly any has a score above 0; resampled clusters cover .87 to .91."""
+    rng, held = np.random.default_rng(5), 0
+    of = np.repeat(np.arange(sizes.size), sizes).tolist()
+    for _ in range(200):
+        found = estimate(clustered(rng, mean, sizes, 0.55), clusters=of)
+        held += found.low <= mean <= found.high
+    assert held >= least
+
+
+def test_equal_systems_are_seldom_told_apart_where_few_clusters_have_most_questions() -> None:
+    """At a level of .05 in at most 10 of 200 comparisons; by resampled clusters in .08 of 400."""
+    rng, apart = np.random.default_rng(5), 0
+    of = np.repeat(np.arange(FEW_LARGE.size), FEW_LARGE).tolist()
+    for _ in range(200):
+        a, b = (clustered(rng, 0.3, FEW_LARGE, 0.9) for _ in range(2))
+        apart += paired_bootstrap(a, b, clusters=of, resamples=500).p_value <= 0.05
+    assert apart <= 10
 
 
 @pytest.mark.parametrize(("values", "clusters"), [([5.0], None), ([2.0, 0.3], [1, 1])])

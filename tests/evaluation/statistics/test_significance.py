@@ -21,7 +21,6 @@ from agentenv.evaluation.statistics.significance import (
     mcnemar_exact,
     paired_bootstrap,
     pass_at_k,
-    standard_error,
     wilson_interval,
 )
 
@@ -123,7 +122,12 @@ def test_few_scores_move_the_bootstrap_out_to_students_t() -> None:
         ([0.0, 1.0] * 500, 1, "bootstrap"),
         ([0.25, 0.75, 0.5, 0.1] * 125, 10, "wilson clustered"),  # 50 clusters are few, 500 questions are not
         ([0.0, 1.0] * 300, 2, "wilson clustered"),  # 300 clusters of right and wrong
-        ([0.25, 0.5] * 300, 2, "bootstrap clustered"),
+        ([0.25, 0.5, 0.5, 0.75] * 150, 2, "bootstrap clustered"),
+        (
+            [0.25, 0.5] * 300,
+            2,
+            "wilson clustered",
+        ),  # clusters that are all alike: no resample would differ from another
         ([-1.0, 0.5] * 50, 2, "unknown"),  # all clusters alike, and nothing bounds the values
         ([-1.0, 0.5, 0.5, 0.5] * 25, 2, "t clustered"),
         ([0.5, 3.0, 3.0, 3.0] * 25, 2, "t clustered"),
@@ -219,16 +223,6 @@ def test_calibration_puts_the_rest_into_the_last_bin_and_ties_stay_in_order() ->
     assert found == pytest.approx(sqrt((3 * 0.5**2 + 4 * 0.25**2) / 7))
     # Two hundred equal ones: an order that is not stable would mix them.
     assert calibration_error([0.5] * 200, [1.0] * 100 + [0.0] * 100) == pytest.approx(0.5)
-
-
-def test_standard_error_by_hand() -> None:
-    # Mean 1/2, four residuals of 1/2: sqrt(4/3 * 4 * 1/4) / 4 = .2887; the textbook sqrt(1 / (4 * 3)).
-    assert standard_error([0.0, 0.0, 1.0, 1.0]) == pytest.approx(sqrt(1 / 12))
-    # Two clusters of two equal scores: residual sums -1 and 1: sqrt(2/1 * 2) / 4 = 1/2, that of two questions.
-    assert standard_error([0.0, 0.0, 1.0, 1.0], ["a", "a", "b", "b"]) == pytest.approx(0.5)
-    # Opposite scores in each cluster cancel: the mean is the same whatever passages are drawn.
-    assert standard_error([0.0, 1.0, 0.0, 1.0], ["a", "a", "b", "b"]) == 0.0
-    assert standard_error([0.3]) == 0.0
 
 
 def test_questions_on_one_passage_widen_the_interval_as_if_there_were_fewer() -> None:
