@@ -1,5 +1,6 @@
 """``agentenv budget``: scores of evaluations under budgets of turns, searches and tokens."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,7 +10,8 @@ from rich.console import Console
 
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation.budget_curve import BUDGETS, Budget, budget_table
-from agentenv.evaluation.records import read_evaluation
+from agentenv.evaluation.compare import check_same_questions
+from agentenv.evaluation.records import Evaluation, read_evaluation
 from agentenv.evaluation.results import load_measure
 
 
@@ -17,7 +19,9 @@ from agentenv.evaluation.results import load_measure
 class BudgetCurve:
     """Compares evaluations by the area under the curve of score and budget, as HybridDeepSearcher does.
 
-    An answer counts from the budget of turns, of queries or of tokens at which its episode had finished.
+    An answer counts from the budget of turns, of queries or of tokens at which its episode had finished. Intervals are of
+    each evaluation by itself. Evaluations of other questions than the first one are named, because areas over other
+    questions say nothing of the agents.
 
     Example: agentenv budget runs/sequential runs/hybrid
     """
@@ -49,6 +53,7 @@ class BudgetCurve:
         return {
             "scorer": self.scorer,
             "runs": {name: budget_table(one.records, self.scorer, budgets) for name, one in read.items()},
+            "other_questions": _of_other_questions([*read.values()]),
         }
 
     def show(self, result: dict[str, Any], console: Console) -> None:
@@ -66,3 +71,16 @@ class BudgetCurve:
                     f"  {kind:<9} {row['area']:.3f} {ends}  {low} to {high}, n {row['n']}",
                     markup=False,
                 )
+        for name, why in result["other_questions"].items():
+            console.print(f"not to be compared with the first: {name} ({why})", markup=False)
+
+
+def _of_other_questions(read: Sequence[Evaluation]) -> dict[str, str]:
+    """Which evaluations are not over the questions of the first one, and why not."""
+    found = {}
+    for other in read[1:]:
+        try:
+            check_same_questions(read[0], other)
+        except ConfigurationError as error:
+            found[str(other.directory)] = str(error)
+    return found

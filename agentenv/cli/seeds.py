@@ -68,9 +68,10 @@ class Seeds:
         if "comparison" not in result:
             return
         found = result["comparison"]
+        questions = found["questions"]
         console.print(
-            f"first less second {found['difference']:+.3f}, over questions 95 % "
-            f"{interval_text(found['questions']['ci95'], '+.3f')}"
+            f"first less second {found['difference']:+.3f}, over {questions['n']} questions 95 % "
+            f"{interval_text(questions['ci95'], '+.3f')}{_left_out(questions['left_out'])}"
         )
         test = found["sequential"]
         more = "enough seeds" if test["enough"] else f"run {test['more_seeds']} more seeds of each"
@@ -90,12 +91,17 @@ def _headline(folders: tuple[Path, ...]) -> str:
     return str(next(iter(read_results(folders[0])["scores"])))
 
 
+def _left_out(questions: int) -> str:
+    """How many questions no figure counts, for people."""
+    return f"; left out, with an infrastructure failure in some run: {questions}" if questions else ""
+
+
 def _show(name: str, side: dict[str, Any], scorer: str, console: Console) -> None:
     spread = side["over_seeds"]
     error = f", standard error {spread['standard_error']:.3f}" if spread["standard_error"] is not None else ""
     console.print(
         f"{name} {scorer}: {side['n']} questions, {side['seeds']} seeds from {spread['low']:.3f} "
-        f"to {spread['high']:.3f}{error}",
+        f"to {spread['high']:.3f}{error}{_left_out(side['left_out'])}",
         style="bold",
     )
     for key, value in side.items():

@@ -189,23 +189,35 @@ def _merged(old: Json, new: Json) -> Json:
     }
 
 
-def _pair(a: Evaluation, b: Evaluation) -> list[Pair]:
+def check_same_questions(a: Evaluation, b: Evaluation) -> None:
+    """Refuses two evaluations that are not over the same questions: equal ids alone do not say so.
+
+    Raises:
+        ConfigurationError: another data set, split, id or accepted answer.
+    """
     for key in ("dataset", "split"):
         if a.results.get(key) != b.results.get(key):
             raise ConfigurationError(
-                f"Only runs over the same {key} can be compared, not {a.results.get(key)!r} against "
-                f"{b.results.get(key)!r}."
+                f"Only runs over the same {key} can be compared, not {a.results.get(key)!r} in {a.directory} against "
+                f"{b.results.get(key)!r} in {b.directory}."
             )
-    rows_b = {record["id"]: record for record in b.records}
-    only = sorted({record["id"] for record in a.records} ^ set(rows_b))
+    answers_b = {record["id"]: list(record["answers"]) for record in b.records}
+    only = sorted({record["id"] for record in a.records} ^ set(answers_b))
     if only:
         raise ConfigurationError(
-            f"Only runs over the same questions can be compared; {len(only)} are in one run alone, "
-            f"for example {only[0]!r}: give both the same --limit and --seed."
+            f"Only runs over the same questions can be compared; of {a.directory} and {b.directory} {len(only)} are in one "
+            f"alone, for example {only[0]!r}: give both the same --limit and --seed."
         )
     for record in a.records:
-        if list(record["answers"]) != list(rows_b[record["id"]]["answers"]):
-            raise ConfigurationError(f"The two runs have different accepted answers for {record['id']!r}.")
+        if list(record["answers"]) != answers_b[record["id"]]:
+            raise ConfigurationError(
+                f"{a.directory} and {b.directory} have different accepted answers for {record['id']!r}."
+            )
+
+
+def _pair(a: Evaluation, b: Evaluation) -> list[Pair]:
+    check_same_questions(a, b)
+    rows_b = {record["id"]: record for record in b.records}
     pairs = [(record, rows_b[record["id"]]) for record in a.records]
     kept = [(left, right) for left, right in pairs if left["valid"] and right["valid"]]
     if not kept:

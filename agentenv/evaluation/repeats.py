@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from agentenv.core.io.files import write_text
 from agentenv.errors import ConfigurationError
+from agentenv.evaluation.compare import check_same_questions
 from agentenv.evaluation.records import EpisodeRecord, Evaluation, read_evaluation
 from agentenv.evaluation.results import clusters_of, measure_of, values_of
 from agentenv.evaluation.statistics.sequential import Decision, compare_sequentially
@@ -38,25 +39,21 @@ def read_runs(directories: Sequence[Path], scorer: str, *, also: Sequence[Path] 
     """The scores of ``directories`` under ``scorer``, on questions without a fault there or in ``also``.
 
     Raises:
-        ConfigurationError: no folders, the same one twice, or runs over other questions.
+        ConfigurationError: no folders, the same one twice, or runs over other questions (`check_same_questions`).
     """
     everything = [*directories, *also]
     if not directories or len({path.resolve() for path in everything}) < len(everything):
         raise ConfigurationError("Give the folders of several runs, each once.")
     runs = [read_evaluation(path) for path in everything]
-    ids = [{record["id"] for record in run.records} for run in runs]
-    for path, known in zip(everything, ids, strict=True):
-        if known != ids[0]:
-            raise ConfigurationError(
-                f"{everything[0]} and {path} are over different questions; evaluate both with the same --limit and --seed."
-            )
+    for run in runs[1:]:
+        check_same_questions(runs[0], run)
     valid = set.intersection(*({r["id"] for r in run.records if r["valid"]} for run in runs))
     if not valid:
         raise ConfigurationError("No question was answered without a fault in all runs.")
     kept = [_rows(run, valid) for run in runs[: len(directories)]]
     columns = [values_of(rows, scorer) for rows in kept]
     names = tuple(record["id"] for record in kept[0])
-    return Runs(names, clusters_of(kept[0]), np.array(columns).T, len(ids[0]) - len(valid))
+    return Runs(names, clusters_of(kept[0]), np.array(columns).T, len(runs[0].records) - len(valid))
 
 
 def _rows(run: Evaluation, valid: set[str]) -> list[EpisodeRecord]:
@@ -142,7 +139,12 @@ def compare_runs(
     paired = paired_bootstrap(*means, clusters=a.clusters, seed=seed)
     return {
         "difference": fmean(by_seed["first"]) - fmean(by_seed["second"]),
-        "questions": {"ci95": paired.ci95, "p_bootstrap": paired.p_value, "n": len(a.ids)},
+        "questions": {
+            "ci95": paired.ci95,
+            "p_bootstrap": paired.p_value,
+            "n": len(a.ids),
+            "left_out": a.left_out,
+        },
         "sequential": _as_json(decision) | {"per_interim": per_interim, "interims": interims, "alpha": alpha},
     }
 

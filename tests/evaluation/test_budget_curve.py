@@ -82,3 +82,17 @@ def test_the_command_reads_evaluations(
     shown = capsys.readouterr().out
     assert all(kind in shown for kind in ("turns", "searches", "tokens"))
     assert main(["budget", str(tmp_path / "none")]) == 1
+
+
+def test_areas_over_other_questions_are_not_put_side_by_side_without_a_word(
+    tmp_path: Path, write_run: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = [tmp_path / name for name in ("one", "same", "fewer", "other")]
+    both = [record(1, "a", 2), record(2, "b", 1)]
+    for folder, rows in zip(folders, (both, both, both[:1], both), strict=True):
+        write_run(folder, rows, dataset="other" if folder.name == "other" else "fictional")
+    command = ["budget", *map(str, folders), "--scorer", "em_squad"]
+    assert main([*command, "--json"]) == 0
+    assert set(json.loads(capsys.readouterr().out)["other_questions"]) == {str(folders[2]), str(folders[3])}
+    assert main(command) == 0
+    assert capsys.readouterr().out.count("not to be compared with the first") == 2

@@ -74,6 +74,31 @@ def test_runs_that_do_not_belong_together_are_refused(tmp_path: Path, record: Ma
         read_runs([one, two], "em_squad")
 
 
+def test_equal_ids_do_not_make_questions_the_same(tmp_path: Path, record: Make, write_run: Write) -> None:
+    """Files of questions are often numbered from 0 on, whatever they ask."""
+    write_run(tmp_path / "a", [record("0"), record("1")])
+    write_run(tmp_path / "b", [record("0", answers=("Rome",)), record("1")], seed=1)
+    write_run(tmp_path / "c", [record("0"), record("1")], seed=1, dataset="other")
+    for other in ("b", "c"):
+        with pytest.raises(ConfigurationError, match=f"a.*{other}"):
+            read_runs([tmp_path / "a", tmp_path / other], "em_squad")
+        with pytest.raises(ConfigurationError, match=f"a.*{other}"):
+            compare_runs([tmp_path / "a"], [tmp_path / other], "em_squad")
+
+
+def test_questions_that_are_left_out_are_told(
+    tmp_path: Path, record: Make, write_run: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = seeds(tmp_path / "one", record, write_run, "11", "x1", "00", "00")
+    two = seeds(tmp_path / "two", record, write_run, "11", "11", "0x", "00")
+    assert main(["seeds", *map(str, one), "--against", *map(str, two)]) == 0
+    shown = capsys.readouterr().out
+    assert "3 questions, 2 seeds" in shown
+    assert "in some run: 1" in shown  # of each system by itself
+    assert "over 2 questions" in shown
+    assert "in some run: 2" in shown  # of both
+
+
 def test_two_systems_over_seeds(
     tmp_path: Path, record: Make, write_run: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
