@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from agentenv.core.chat import InlineFormat
 from agentenv.evaluation.records import RESULTS
 from agentenv.evaluation.runner import play
+from agentenv.evaluation.statistics.intervals import t_quantile
 from agentenv.evaluation.task_env import EnvConfig, SearchConfig, open_task_env
 from agentenv.policies.hf import HFPolicy
 from agentenv.policies.policy_spec import make_policy
@@ -119,8 +120,11 @@ def resampled_means(
 ) -> NDArray[np.float64]:
     """Means of resamples of whole seeds and whole questions (the crossed bootstrap, Owen 2007, arXiv:0711.1365).
 
-    A resample of S seeds has (S - 1) / S of the variance of S new seeds, so the deviations of the seeds from their mean are
-    multiplied by sqrt(S / (S - 1)). One seed cannot be resampled: then the interval is over questions alone.
+    A resample of S seeds has (S - 1) / S of the variance of S new seeds, and few seeds do not reach as far as Student's t
+    with S - 1 degrees of freedom. So the deviations of the seeds from their mean are multiplied by sqrt(S / (S - 1)), and by
+    the quantile of t over the normal one at 95 %. With the root alone, percentiles held the truth in .79 of simulations of
+    two seeds that differ far more than questions do, in .86 of three and .93 of five. One seed cannot be resampled: then the
+    interval is over questions alone.
 
     Args:
         scores: float64[S, N], of S seeds on N questions.
@@ -132,7 +136,8 @@ def resampled_means(
     """
     seeds = len(scores)
     mean = scores.mean(0)
-    spread = np.sqrt(seeds / (seeds - 1)) if seeds > 1 else 0.0
+    reach = t_quantile(0.975, max(1, seeds - 1)) / t_quantile(0.975, np.inf)
+    spread = np.sqrt(seeds / (seeds - 1)) * reach if seeds > 1 else 0.0
     widened = mean + spread * (scores - mean)
     chosen = rng.integers(seeds, size=(len(draws), seeds))
     weights = np.stack([(chosen == seed).mean(1) for seed in range(seeds)])
@@ -215,7 +220,8 @@ def _cell(scores: NDArray[np.float64]) -> dict[str, Any]:
     """Mean over seeds and questions, its interval over both, the mean of each seed, and the scores float64[S, N]."""
     rng = np.random.default_rng(0)
     draws = rng.integers(scores.shape[1], size=(_RESAMPLES, scores.shape[1]))
-    low, high = np.quantile(resampled_means(scores, draws, rng), [0.025, 0.975])
+    # Scores lie within 0 and 1, which the wide steps between two or three seeds may leave.
+    low, high = np.quantile(resampled_means(scores, draws, rng).clip(0, 1), [0.025, 0.975])
     return {
         "mean": float(scores.mean()),
         "ci95": [float(low), float(high)],

@@ -16,7 +16,8 @@ from agentenv.evaluation.diagnosis import answer_shown, cause_of, ends_in_no_act
 from agentenv.evaluation.records import EpisodeRecord
 
 MISSING_GAP = 0.2
-"""Gap between the shares of successes and failures from which a skill counts as missing."""
+"""Gap between the shares of successes and failures from which a skill counts as missing. It is no test: of few successes or
+failures such a gap arises by chance, of 20 episodes half of which succeed in a fifth of evaluations."""
 
 
 @dataclass(frozen=True)
