@@ -19,6 +19,9 @@ _ALL_SIGNS = 20  # sums, from which on signs are drawn: there are 2^n choices
 _STEPS = 300  # of the continued fraction, which needs a multiple of sqrt(max(a, b))
 FEW = 20
 """Values below which resampling has too little to draw from: no resample of three reaches beyond the largest of them."""
+FEW_CLUSTERS = 100
+"""Clusters with a score other than 0, below which resampled clusters are too narrow for sparse scores: of 600 samples of 500
+clusters they held the mean in .92 where 24 or 35 had one, in .94 of 68 and .95 of 110."""
 _ROUNDING = 1e-9  # of the scale of scores: what is closer together is equal
 
 
@@ -234,9 +237,9 @@ def few_differ(x: Floats) -> bool:
 
 
 def few_clusters_differ(x: Floats, members: Sequence[Sequence[int]]) -> bool:
-    """Whether fewer than `FEW` clusters of ``x`` [N] have another mean than the commonest one."""
-    means = np.array([x[list(rows)].mean() for rows in members])
-    return few_differ(means.round(9))
+    """Whether fewer than `FEW_CLUSTERS` clusters of ``x`` [N] have another mean than the commonest one."""
+    means = np.array([x[list(rows)].mean() for rows in members]).round(9)
+    return means.size - _commonest(means) < FEW_CLUSTERS
 
 
 def effective_clusters(members: Sequence[Sequence[int]]) -> float:

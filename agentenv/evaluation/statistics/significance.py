@@ -150,18 +150,18 @@ def _interval(
 ) -> tuple[float, float, str]:
     bounded = not unbounded and bool(x.min() >= 0 and x.max() <= 1)
     proportion = bounded and bool(np.isin(x, (0.0, 1.0)).all())
-    few, sparse = effective_clusters(members) < SMALL_SAMPLE, few_clusters_differ(x, members)
+    few = effective_clusters(members) < SMALL_SAMPLE
     # First, because every method below would give an interval of no width.
     if not bounded and len(members) > 1 and _no_spread(x, members):
         return -inf, inf, "unknown"
     # Clusters that all hold one question are none: the simple methods are sharper there.
     if len(members) < x.size:
-        if proportion or (bounded and (few or sparse)):
+        if proportion or (bounded and (few or few_clusters_differ(x, members))):
             return *bounded_interval(x, members, level), "wilson clustered"
         if few:
             return *_student(x, members, level), "t clustered"
         return *np.quantile(_cluster_means(x, members, 2_000, seed), _tails(level)), "bootstrap clustered"
-    if (proportion and few) or (bounded and sparse):
+    if (proportion and few) or (bounded and few_differ(x)):
         return *bounded_interval(x, members, level), "wilson"
     if x.size == 1:
         return -inf, inf, "t"  # nothing bounds the value, and one tells nothing of the spread

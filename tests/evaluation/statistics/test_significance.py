@@ -123,6 +123,8 @@ def test_few_scores_move_the_bootstrap_out_to_students_t() -> None:
         ([0.25, 0.75, 0.5, 0.1] * 125, 10, "wilson clustered"),  # 50 clusters are few, 500 questions are not
         ([0.0, 1.0] * 300, 2, "wilson clustered"),  # 300 clusters of right and wrong
         ([0.25, 0.5, 0.5, 0.75] * 150, 2, "bootstrap clustered"),
+        ([0.25, 0.5] * 99 + [0.0] * 600, 2, "wilson clustered"),  # 99 of 399 clusters have a score
+        ([0.25, 0.5] * 100 + [0.0] * 600, 2, "bootstrap clustered"),
         (
             [0.25, 0.5] * 300,
             2,
