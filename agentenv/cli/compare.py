@@ -58,6 +58,8 @@ class Compare:
                     f"first run, {part['faults_b']} in the second",
                     markup=False,
                 )
+            for note in part.get("notes", ()):
+                console.print(f"{name and f'{name}: '}{note}", markup=False)
         for name, difference in result.get("macro", {}).items():
             ends = interval_text(result["macro_ci95"][name], "+.3f")
             console.print(f"{name}: mean difference over sets {difference:+.3f} {ends}", markup=False)

@@ -18,6 +18,7 @@ from agentenv.evaluation.records import (
     write_results,
 )
 from agentenv.evaluation.results import (
+    OUTCOME,
     RECORDED,
     Json,
     clusters_of,
@@ -101,9 +102,9 @@ def compare(dir_a: Path, dir_b: Path, *, scorer: str | None = None, seed: int = 
         seed: of the bootstrap.
 
     Returns:
-        Both folders, the number of questions and, for each scorer, the difference with its interval and tests. Where the
-        questions are of several sets, ``by_set`` has the same for each set, its p-values also corrected for their number as
-        in `compare_suites`; intervals are each of 95 %.
+        Both folders, the number of questions and, for each scorer, the difference with its interval and tests; ``notes``
+        where rewards were paid under other settings. Where the questions are of several sets, ``by_set`` has the same for
+        each set, its p-values also corrected for their number as in `compare_suites`; intervals are each of 95 %.
 
     Raises:
         ConfigurationError: other data set, questions, scorer version or judge, or no scorer in common.
@@ -124,11 +125,27 @@ def _compared(dir_a: Path, dir_b: Path, scorer: str | None, seed: int) -> tuple[
         **_counts(a.records, b.records, pairs),
         "scores": {name: _compare_under(m, seed) for name, m in measured.items()},
     }
+    if OUTCOME in measured and (notes := _other_rewards(a, b)):
+        found["notes"] = notes
     sets = sorted({str(record["set"]) for record in a.records if record.get("set")})
     if len(sets) > 1:
         found["by_set"] = {name: _of_set(name, (a, b), pairs, measured, seed) for name in sets}
         _correct(found["by_set"])
     return found, measured
+
+
+def _other_rewards(a: Evaluation, b: Evaluation) -> list[str]:
+    """What to say where the two runs need not have been paid for the same: another environment, or other options of it."""
+    first, second = (side.results.get("settings", {}) for side in (a, b))
+    options = [{**one.get("trained_options", {}), **one.get("options", {})} for one in (first, second)]
+    others = [name for name in ("env",) if first.get(name) != second.get(name)]
+    others += sorted(key for key in {*options[0], *options[1]} if options[0].get(key) != options[1].get(key))
+    if not others:
+        return []
+    return [
+        f"{OUTCOME} is what the environment of each run paid, and the runs differ in {', '.join(others)}: where that "
+        "changes what is paid for, its difference does not say which answers are better"
+    ]
 
 
 def _counts(a: Sequence[EpisodeRecord], b: Sequence[EpisodeRecord], pairs: Sequence[Pair]) -> Json:

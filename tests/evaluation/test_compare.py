@@ -12,6 +12,7 @@ import pytest
 import rich.console
 
 from agentenv.cli.compare import Compare
+from agentenv.cli.main import main
 from agentenv.cli.rescore import Rescore
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.evaluation.compare import compare, compare_suites, rescore
@@ -390,3 +391,25 @@ def test_the_passages_are_those_of_the_first_run(tmp_path: Path, record: Maker, 
     write_run(tmp_path / "b", [record(f"q{i}") for i in range(2)])
     assert compare(tmp_path / "a", tmp_path / "b")["scores"]["em_squad"]["p_mcnemar"] == 1.0
     assert compare(tmp_path / "b", tmp_path / "a")["scores"]["em_squad"]["p_mcnemar"] == 0.5
+
+
+def test_rewards_that_were_paid_under_other_settings_are_named(
+    tmp_path: Path,
+    record: Callable[..., EpisodeRecord],
+    write_run: Callable[..., None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A dearer search lowers the reward of the same answers; the share of right ones does not depend on it."""
+    runs = {
+        "cheap": {"env": "e", "options": {"price": 0.1}},
+        "dear": {"env": "e", "options": {"price": 0.2}},
+        "same": {"env": "e", "options": {}, "trained_options": {"price": 0.1}},
+    }
+    for name, settings in runs.items():
+        write_run(tmp_path / name, [record("q0")], ("em_squad", "reward"), settings=settings)
+    (note,) = compare(tmp_path / "cheap", tmp_path / "dear")["notes"]
+    assert "price" in note
+    assert compare(tmp_path / "cheap", tmp_path / "dear", scorer="em_squad").get("notes") is None
+    assert compare(tmp_path / "cheap", tmp_path / "same").get("notes") is None
+    assert main(["compare", str(tmp_path / "cheap"), str(tmp_path / "dear")]) == 0
+    assert "differ in price" in " ".join(capsys.readouterr().out.split())
