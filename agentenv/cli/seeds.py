@@ -73,6 +73,8 @@ class Seeds:
             f"first less second {found['difference']:+.3f}, over {questions['n']} questions 95 % "
             f"{interval_text(questions['ci95'], '+.3f')}{_left_out(questions['left_out'])}"
         )
+        for note in found.get("notes", ()):
+            console.print(note, markup=False)
         test = found["sequential"]
         more = "enough seeds" if test["enough"] else f"run {test['more_seeds']} more seeds of each"
         console.print(

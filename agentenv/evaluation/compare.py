@@ -125,7 +125,7 @@ def _compared(dir_a: Path, dir_b: Path, scorer: str | None, seed: int) -> tuple[
         **_counts(a.records, b.records, pairs),
         "scores": {name: _compare_under(m, seed) for name, m in measured.items()},
     }
-    if OUTCOME in measured and (notes := _other_rewards(a, b)):
+    if OUTCOME in measured and (notes := other_rewards(a, b)):
         found["notes"] = notes
     sets = sorted({str(record["set"]) for record in a.records if record.get("set")})
     if len(sets) > 1:
@@ -134,7 +134,7 @@ def _compared(dir_a: Path, dir_b: Path, scorer: str | None, seed: int) -> tuple[
     return found, measured
 
 
-def _other_rewards(a: Evaluation, b: Evaluation) -> list[str]:
+def other_rewards(a: Evaluation, b: Evaluation) -> list[str]:
     """What to say where the two runs need not have been paid for the same: another environment, or other options of it."""
     first, second = (side.results.get("settings", {}) for side in (a, b))
     options = [{**one.get("trained_options", {}), **one.get("options", {})} for one in (first, second)]

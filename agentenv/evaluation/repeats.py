@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from agentenv.core.io.files import write_text
 from agentenv.errors import ConfigurationError
-from agentenv.evaluation.compare import check_same_questions
+from agentenv.evaluation.compare import check_same_questions, other_rewards
 from agentenv.evaluation.records import EpisodeRecord, Evaluation, read_evaluation
-from agentenv.evaluation.results import clusters_of, measure_of, values_of
+from agentenv.evaluation.results import OUTCOME, clusters_of, measure_of, values_of
 from agentenv.evaluation.statistics.sequential import Decision, compare_sequentially
 from agentenv.evaluation.statistics.significance import all_at_k, estimate, paired_bootstrap, pass_at_k
 
@@ -125,7 +125,8 @@ def compare_runs(
     """Two systems over several seeds each: is one better, and have enough seeds been run to say?
 
     ``sequential`` looks at one mean a seed (another seed of training could have been drawn); ``questions`` pairs
-    the questions, each with the mean over its seeds (other questions could have been asked).
+    the questions, each with the mean over its seeds (other questions could have been asked); ``notes`` where rewards were
+    paid under other settings.
 
     Raises:
         ConfigurationError: as in `read_runs` and `compare_sequentially`.
@@ -137,7 +138,9 @@ def compare_runs(
     )
     means = (b.scores.mean(axis=1), a.scores.mean(axis=1))
     paired = paired_bootstrap(*means, clusters=a.clusters, seed=seed)
+    notes = other_rewards(read_evaluation(first[0]), read_evaluation(second[0])) if scorer == OUTCOME else []
     return {
+        **({"notes": notes} if notes else {}),
         "difference": fmean(by_seed["first"]) - fmean(by_seed["second"]),
         "questions": {
             "ci95": paired.ci95,

@@ -214,3 +214,15 @@ def test_the_command_takes_the_first_scorer_of_the_evaluation(
     assert main(["seeds", str(tmp_path / "0"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["scorer"] == "f1_squad"
     assert main(["seeds"]) != 0
+
+
+def test_rewards_that_were_paid_under_other_prices_are_named(
+    tmp_path: Path, record: Make, write_run: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, price in (("cheap", 0.1), ("dear", 0.2)):
+        settings = {"env": "e", "options": {"price": price}}
+        write_run(tmp_path / name, [record("q0"), record("q1")], ("em_squad", "reward"), settings=settings)
+    words = ["seeds", str(tmp_path / "cheap"), "--against", str(tmp_path / "dear")]
+    for scorer, told in (("reward", True), ("em_squad", False)):
+        assert main([*words, "--scorer", scorer]) == 0
+        assert ("differ in price" in " ".join(capsys.readouterr().out.split())) is told
