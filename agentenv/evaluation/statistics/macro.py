@@ -46,8 +46,9 @@ def combined_interval(
 
     The method of variance estimates recovery (Zou and Donner 2008, Statistics in Medicine 27, section 2): the distance of an
     end from the mean is sqrt(sum_i (w_i d_i)^2), where d_i is the distance of that end of interval i from mean i. Intervals
-    may be lopsided, such as those of shares near 0 or 1. Where all parts are, it is too narrow: of two or three parts of 20 to
-    100 questions that are right in .01 to .05 it held the truth in .91 to .93 of 400 simulations, of seven of 20 in .84.
+    may be lopsided, such as those of shares near 0 or 1. Where all parts are such shares it is too narrow: of two or three
+    parts of 20 to 100 questions that are right in .01 to .05 it held the truth in .91 to .93 of 400 simulations, of seven
+    parts of 20 in .84.
 
     Args:
         means: One for each part.
