@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 # What `make train` needs, and what the tests and every other chore need besides.
 TRAIN_EXTRAS ?= train,retrieval,report
-EXTRAS ?= train,quantized,retrieval,documents,serve,sandbox,docker,providers,mcp,gui,reasoning-gym,eval,report,tensorboard,interop,cluster,dev
+EXTRAS ?= train,quantized,retrieval,documents,serve,sandbox,docker,providers,mcp,textarena,gui,reasoning-gym,eval,report,tensorboard,interop,cluster,dev
 BIN := $(VENV)/bin
 # The tests' bound, where the system has timeout(1).
 BOUND := $(shell command -v timeout >/dev/null && echo timeout 65m)

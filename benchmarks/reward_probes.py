@@ -49,6 +49,7 @@ VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("agentenv/SQL-v0", {"reward": "sql_r1_length"}),
     ("agentenv/TraceCode-v0", {"reward": "progress"}),
     ("agentenv/ReasoningGym-v0", {"partial_credit": True}),
+    ("agentenv/TextArena-v0", {"partial_reward": True}),
 )
 """Rewards that are not the default of their environment."""
 

@@ -123,6 +123,10 @@ def no_sdk() -> str:
     return "" if importlib.util.find_spec("mcp") else "the mcp extra is not installed"
 
 
+def no_textarena() -> str:
+    return "" if importlib.util.find_spec("textarena") else "the textarena extra is not installed"
+
+
 @functools.cache
 def missing(id: str) -> str:
     needs: dict[str, Callable[[], str]] = {
@@ -130,6 +134,7 @@ def missing(id: str) -> str:
         "agentenv/Browser-v0": no_browser,
         "agentenv/MCP-v0": no_sdk,
         "agentenv/Terminal-v0": lambda: unavailable("docker"),
+        "agentenv/TextArena-v0": no_textarena,
     }
     return needs[id]() if id in needs else ""
 

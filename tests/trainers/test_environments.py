@@ -42,6 +42,7 @@ HEADLINES = {
     "agentenv/SQL-v0": "solved",
     "agentenv/ReExSQL-v0": "solved",
     "agentenv/TraceCode-v0": "solved",
+    "agentenv/TextArena-v0": "solved",
 }
 """Of environments whose reward is not what an evaluation counts."""
 OPTIONS = {
@@ -75,6 +76,8 @@ def trained(env: str, policy: Path, out: Path, *words: str) -> Path:
     needs = {"agentenv/Code-v0": lambda: unavailable("bwrap"), "agentenv/Browser-v0": no_browser}
     if reason := needs.get(env, str)():
         pytest.skip(reason)
+    if env == "agentenv/TextArena-v0":
+        pytest.importorskip("textarena")
     toml = out.with_suffix(".toml")
     toml.write_text(SMALL.format(policy=policy, env=env, options=OPTIONS.get(env, "")))
     assert main(["train", str(toml), "--out", str(out), "--json", *words]) == 0

@@ -89,10 +89,17 @@ def few_tasks(config: TrainConfig) -> list[str]:
     return " ".join(worlds).split()
 
 
+def skip_without_games(config: TrainConfig) -> None:
+    """Skips where the games are not on this machine, without which no task can be made."""
+    if config.env.id == "agentenv/TextArena-v0":
+        pytest.importorskip("textarena", reason="the extra textarena is not installed")
+
+
 def skip_without_engine(config: TrainConfig) -> None:
     """Skips where what the environment needs is not on this machine."""
     if config.env.id in ("agentenv/Code-v0", "agentenv/TraceCode-v0") and (why := unavailable("bwrap")):
         pytest.skip(f"the sandbox runs no program on this machine: {why}")
+    skip_without_games(config)
     if config.env.id == "agentenv/SemiOnlineGUI-v0":
         pytest.importorskip("PIL", reason="the extra gui is not installed")
 
@@ -177,6 +184,7 @@ def shipped_context() -> int:
 @pytest.mark.usefixtures("unmeasured")
 def test_it_loads_and_plans(path: Path) -> None:
     config = load_config(str(path))
+    skip_without_games(config)
     assert config.name == path.stem
     assert config.policy == "tiny"
     assert config.rollout.context_tokens <= shipped_context()  # as it stands, where the words below lower it

@@ -113,8 +113,8 @@ def _plan(figures: Json) -> str:
     return (
         f"Each arm has up to {plan['per_interim'] * plan['interims']} seeds, with an interim analysis after every "
         f"{plan['per_interim']} (AdaStop, and two one-sided tests where arms are expected to be alike; error level "
-        f"{plan['alpha']:g} over all comparisons). Tests and intervals (Student's, 95 %) are over seeds alone: the start and "
-        "the test tasks are the same in every run. An arm whose seeds all score the same has no interval. "
+        f"{plan['alpha']:g} over all comparisons). Tests and intervals (Student's, 95 %) are over seeds alone: the start "
+        "and the test tasks are the same in every run. An arm whose seeds all score the same has no interval. "
         f"{state} `agentenv lab run {name}` made this page; the arms are in "
         f"`agentenv/trainers/experiments/{name}.toml`, and all numbers in [{name}.json]({name}.json)."
     )
