@@ -40,6 +40,7 @@ _SHOWN = {
     "loss": "loss",
 }
 _PLAIN_EVERY_S = 30.0  # without a terminal: seconds between two lines
+_MANY_PASSAGES = 2_000  # an encoder on two cores takes half a minute or more for them
 _LARGE = 1e6  # from here on a figure is shown with its power of ten
 _BAR = 40  # cells, on a wide terminal
 _TIMES = 29  # cells for counts and times beside it
@@ -240,14 +241,16 @@ class LiveDisplays(ExitStack):
         return bool(suppressed)
 
 
-def indexing(display: Display) -> Callable[[int, int], None]:
-    """Shows the passages that are encoded as a phase of their own, whose length is known once the first are."""
+def indexing(display: Display, advice: str = "") -> Callable[[int, int], None]:
+    """Shows the passages that are encoded as a phase of their own; before a long one it gives ``advice``."""
     total = 0
 
     def progress(done: int, passages: int) -> None:
         nonlocal total
         if total != passages:
             total = passages
+            if advice and total >= _MANY_PASSAGES:
+                display.note(advice)
             display.phase("indexing passages", total)
         display.advance(done, {})
 

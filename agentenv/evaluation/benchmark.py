@@ -58,6 +58,10 @@ _FORM = ("format", "family", "template_options")
 _SAMPLING = ("temperature", "sample")
 _PLAYED = ("strategy", "strategy_options")
 _SCORERS = ("em_squad", "f1_squad", "em_cover")
+_NOT_KEPT = (
+    "the index of these passages is built for this command alone: `agentenv retriever build CORPUS --out DIR` makes one "
+    "that is kept, for --retriever faiss:DIR"
+)
 
 
 @dataclass(frozen=True)
@@ -411,7 +415,7 @@ def open_benchmark_env(
         opened=opened,
         tasks=given.tasks,
         retriever=given.retriever,
-        progress=indexing(display),
+        progress=indexing(display, _NOT_KEPT),
     )
 
 

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from agentenv.core.io.model_files import LOCAL, check_model_files
 from agentenv.core.io.weight_digests import DIGESTS
 from agentenv.errors import ConfigurationError, UnknownName, needs_extra
-from agentenv.policies.compute import Compute, ComputeSettings, process_compute
+from agentenv.policies.compute import ComputeSettings, process_compute
+from agentenv.retrievers.sentence_models import load_sentence_model
 
 Vectors = NDArray[np.float32]
 
@@ -134,6 +134,7 @@ class SentenceEncoder:
         compute: where the model computes, in float32 unless bfloat16 is named; None is ``process_compute``.
 
     Raises:
+        CheckpointMismatch: the model in the folder is a cross-encoder or damaged.
         ConfigurationError: the folder holds no model, or the device cannot be used.
         MissingExtra: sentence-transformers is not installed.
     """
@@ -152,7 +153,7 @@ class SentenceEncoder:
             raise ConfigurationError(f"{path} holds no sentence-transformers model (no modules.json).")
         resolved = (compute or process_compute()).precise().resolved()
         self.device = resolved.device
-        self._model = _load_sentence_transformer(path, resolved)
+        self._model = load_sentence_model(path, "SentenceTransformer", resolved)
         self.path = path
         self._prefixes = {"query": query_prefix, "passage": passage_prefix}
         self.recipe = Recipe(query_prefix, passage_prefix, _pooling(self._model), max_tokens)
@@ -315,20 +316,3 @@ def folder_digest(path: Path) -> str:
             with file.open("rb") as stream:
                 digest.update(hashlib.file_digest(stream, "sha256").digest())
     return f"st-{digest.hexdigest()[:16]}"
-
-
-def _load_sentence_transformer(path: Path, compute: Compute) -> Any:
-    with needs_extra("retrieval", "sentence-transformers"):
-        from sentence_transformers import SentenceTransformer
-        from transformers.utils import logging
-    check_model_files(path)
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        weights = {"use_safetensors": True} | ({"dtype": compute.dtype} if compute.rounds else {})
-        return SentenceTransformer(
-            str(path), device=str(compute.device), model_kwargs=weights, **LOCAL
-        ).eval()
-    finally:
-        if shown:
-            logging.enable_progress_bar()

@@ -91,7 +91,7 @@ class FaissRetriever(CorpusRetriever):
             encoder: for passages now and for queries later.
             spec: a FAISS factory string; ``Flat`` is exact, ``SQfp16`` half and ``SQ8`` a quarter of its
                 size, ``HNSW32_SQ8`` a graph for millions of passages.
-            progress: called with passages done and passages in all.
+            progress: called with passages done and passages in all, first before any is done.
 
         Raises:
             CorpusError: no documents, or duplicate ids.
@@ -100,11 +100,12 @@ class FaissRetriever(CorpusRetriever):
         corpus = as_corpus(documents)
         index = new_index(spec, encoder.dim)
         vectors = np.empty((len(corpus), encoder.dim), dtype=np.float32)
+        report = progress or (lambda done, total: None)
+        report(0, len(corpus))
         for start in range(0, len(corpus), ENCODE_ROWS):
             chunk = corpus[start : start + ENCODE_ROWS]
             vectors[start : start + len(chunk)] = encode_documents(encoder, chunk)
-            if progress is not None:
-                progress(start + len(chunk), len(corpus))
+            report(start + len(chunk), len(corpus))
         with faiss_threads(1):
             train(index, vectors, spec)
             add_rest(index, vectors)

