@@ -29,7 +29,13 @@ async def play_demonstration(spec: EpisodeSpec, context: RolloutContext) -> Play
         ConfigurationError: the environment has no expert for the task, or the policy shows no tokenizer.
     """
     demonstration = await spell(spec, context, expert_actions)
-    return [] if demonstration.valid and demonstration.reward < spec.env.reward_ceiling else [demonstration]
+    lost = demonstration.valid and demonstration.reward < spec.env.reward_ceiling
+    return [] if lost or was_cut(demonstration) else [demonstration]
+
+
+def was_cut(demonstration: Trajectory) -> bool:
+    """Whether a turn did not fit into its budget of tokens, after which the script of the others leads nowhere."""
+    return any(turn.cut for turn in demonstration.turns)
 
 
 async def spell(

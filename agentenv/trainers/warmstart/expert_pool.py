@@ -21,7 +21,7 @@ from agentenv.trainers.loop.parts import (
     trained_policy,
     with_declared_scorers,
 )
-from agentenv.trainers.strategies.demonstrations import expert_actions, spell
+from agentenv.trainers.strategies.demonstrations import expert_actions, spell, was_cut
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 
 
@@ -85,6 +85,10 @@ def why_none_is_shown(attempts: Sequence[ExpertAttempt], turn_tokens: int) -> st
     if solved := sum(one.solved for one in attempts):
         return f"{solved} of {len(attempts)} answered without having found the documents of the answer"
     if not (valid := [one.trajectory for one in attempts if one.trajectory.valid]):
+        if all(was_cut(one.trajectory) for one in attempts):
+            return (
+                f"rollout.turn_tokens = {turn_tokens} cut a turn of the expert in all {len(attempts)} of them"
+            )
         first = attempts[0].trajectory.error
         return f"all {len(attempts)} ended by an infrastructure failure, the first by: {first}"
     ends = Counter(one.end_reason for one in valid)

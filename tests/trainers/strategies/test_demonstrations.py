@@ -18,6 +18,7 @@ from agentenv.trainers.strategies.demonstrations import expert_actions, spell
 from agentenv.trainers.strategies.expert_progress import expert_progress, expert_script
 from agentenv.trainers.strategies.rollout_context import RolloutContext
 from agentenv.trainers.strategies.strategies import get_strategy, play_groups
+from agentenv.trainers.warmstart.expert_pool import ExpertAttempt, why_none_is_shown
 from tests.core.test_native_episodes import CHATML, tokenizer_of
 from tests.trainers.strategies.test_guided_strategies import DOCUMENTS, TASK
 
@@ -70,6 +71,20 @@ def test_a_turn_beyond_its_budget_is_cut() -> None:
     shown = asyncio.run(spell(specs(1)[0], context, expert_actions))
     assert len(shown.ids[shown.loss_mask]) == 20 * len(shown.turns)
     assert shown.reward == 0
+
+
+def test_a_demonstration_that_does_not_fit_into_the_budget_of_a_turn_is_none() -> None:
+    """It is no failure of the infrastructure: the script has no further action after one that was cut."""
+    policy = Scored(tokenizer_of())
+    (group,) = asyncio.run(
+        play_groups([specs(2)], get_strategy("demonstrate"), context_of(policy, turn_tokens=78))
+    )
+    assert [(one.origin, one.valid) for one in group] == [(Origin.BASE, True)] * 2
+
+
+def test_a_start_whose_expert_does_not_fit_into_the_budget_of_a_turn_says_so() -> None:
+    cut = asyncio.run(spell(specs(1)[0], context_of(Scored(tokenizer_of()), turn_tokens=60), expert_actions))
+    assert "turn_tokens = 60" in why_none_is_shown([ExpertAttempt(cut, 1.0)] * 2, 60)
 
 
 def test_what_the_model_cannot_write_ends_the_episode_and_says_why() -> None:
