@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from agentenv.errors import ConfigurationError, MissingExtra, check_known
+from agentenv.errors import AgentEnvError, ConfigurationError, MissingExtra, check_known, first_line
 
 
 @runtime_checkable
@@ -25,8 +25,12 @@ class Tracker(Protocol):
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Records ``metrics`` under ``step``, the number of updates done."""
 
-    def close(self) -> None:
-        """Writes what is buffered and ends the record; nothing may be logged after."""
+    def close(self, *, failed: bool = False) -> None:
+        """Writes what is buffered and ends the record; nothing may be logged after.
+
+        Args:
+            failed: whether an error or an interruption ended the run.
+        """
 
 
 class TensorBoardTracker:
@@ -66,7 +70,7 @@ class TensorBoardTracker:
         values = [self._summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
         self._append(self._event(wall_time=time.time(), step=step, summary=self._summary(value=values)))
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         """Nothing: every step is in the file."""
 
     def _append(self, event: Any) -> None:
@@ -93,9 +97,9 @@ class WandbTracker:
         """Logs all metrics of a step together."""
         self._run.log(dict(metrics), step=step)
 
-    def close(self) -> None:
-        """Finishes the run."""
-        self._run.finish()
+    def close(self, *, failed: bool = False) -> None:
+        """Finishes the run, which is shown as failed where it has."""
+        self._run.finish(exit_code=int(failed))
 
 
 def mlflow_name(metric: str) -> str:
@@ -127,9 +131,9 @@ class MlflowTracker:
         for name, value in metrics.items():
             self._client.log_metric(self._run_id, mlflow_name(name), float(value), step=step)
 
-    def close(self) -> None:
-        """Marks the run as finished."""
-        self._client.set_terminated(self._run_id)
+    def close(self, *, failed: bool = False) -> None:
+        """Marks the run as finished or failed."""
+        self._client.set_terminated(self._run_id, "FAILED" if failed else "FINISHED")
 
 
 class ForgivingTracker:
@@ -150,11 +154,11 @@ class ForgivingTracker:
             with self._forgiven(f"step {step}"):
                 self._tracker.log(step, metrics)
 
-    def close(self) -> None:
-        """Ends the record, unless something has failed."""
+    def close(self, *, failed: bool = False) -> None:
+        """Ends the record, unless the tracker has failed."""
         if self._tracker is not None:
             with self._forgiven("its end"):
-                self._tracker.close()
+                self._tracker.close(failed=failed)
 
     @contextmanager
     def _forgiven(self, what: str) -> Iterator[None]:
@@ -175,6 +179,11 @@ TRACKERS: dict[str, Callable[[str, Path], Tracker]] = {
     "mlflow": MlflowTracker,
 }
 _PLACES = {"wandb": "PROJECT", "mlflow": "EXPERIMENT"}  # what those take after the colon
+_NEEDS = {
+    "wandb": "set WANDB_API_KEY, or WANDB_MODE=offline to keep the run on this machine",
+    "mlflow": "set MLFLOW_TRACKING_URI to the address of a server; a database such as sqlite:///mlflow.db takes the whole "
+    "package mlflow besides the extra",
+}
 
 
 def check_tracker(spec: str) -> None:
@@ -204,9 +213,20 @@ def make_tracker(spec: str, run: Path) -> Tracker:
 
     Raises:
         UnknownName: no such kind; carries the nearest.
-        ConfigurationError: what stands after the colon cannot be used.
+        ConfigurationError: what stands after the colon cannot be used, or the service takes no run.
         MissingExtra: the kind's package is not installed.
+        OSError: the folder of the run cannot be written to.
     """
     check_tracker(spec)
     kind, _, rest = spec.partition(":")
-    return TRACKERS[kind](rest, run)
+    try:
+        return TRACKERS[kind](rest, run)
+    except AgentEnvError:
+        raise
+    except Exception as error:  # each service raises errors of its own
+        if kind not in _NEEDS:
+            raise
+        raise ConfigurationError(
+            f"the tracker {spec!r} cannot be opened ({type(error).__name__}: {first_line(error)}): {_NEEDS[kind]}, or leave "
+            "the tracker out"
+        ) from error

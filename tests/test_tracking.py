@@ -44,6 +44,9 @@ def test_mlflow_holds_every_value_under_its_step(tmp_path: Path, monkeypatch: py
     client: Any = mlflow.MlflowClient()
     (run,) = client.search_runs([client.get_experiment_by_name("trial").experiment_id])
     assert run.info.status == "FINISHED"
+    make_tracker("mlflow:trial", tmp_path).close(failed=True)
+    runs = client.search_runs([client.get_experiment_by_name("trial").experiment_id])
+    assert sorted(run.info.status for run in runs) == ["FAILED", "FINISHED"]
     assert [(metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, "em")] == [
         (3, 0.5)
     ]
@@ -64,6 +67,19 @@ def test_wandb_writes_an_offline_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
     tracker.log(3, {"em": 0.5})
     tracker.close()
     assert list(tmp_path.rglob("*.wandb"))
+
+
+@pytest.mark.parametrize("spec", ["wandb:trial", "mlflow:trial"])
+def test_a_service_that_takes_no_run_is_one_sentence_that_says_what_to_set(
+    spec: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(rest: str, run: Path) -> Tracker:
+        raise RuntimeError(f"{rest} has no key.\nand much more")
+
+    kind = spec.partition(":")[0]
+    monkeypatch.setitem(TRACKERS, kind, refuse)
+    with pytest.raises(ConfigurationError, match=rf"trial has no key\.\).*{kind.upper()}_"):
+        make_tracker(spec, tmp_path)
 
 
 def test_an_unknown_kind_names_the_nearest() -> None:
@@ -105,7 +121,7 @@ class Full:
             raise OSError(errno.ENOSPC, "No space left on device")
         self.steps.append(step)
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         self.closed += 1
         raise OSError(errno.ENOSPC, "No space left on device")
 

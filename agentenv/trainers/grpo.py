@@ -100,7 +100,7 @@ def _train(folder: RunFolder, display: Display, stop: Interruptible) -> dict[str
     with ExitStack() as stack:
         stack.enter_context(_explain_divergence(folder))
         run = open_run(folder, display)
-        stack.callback(run.close)
+        stack.push(lambda kind, error, trace: run.close(failed=kind is not None))
         folder.compare_contents(content_digests(run))
         before = run_test_evaluation(run, "before")
         stop.check()

@@ -97,8 +97,8 @@ class Run:
         """The run's own environment, and none of the further ones."""
         return self.environments[OWN_ENVIRONMENT]
 
-    def close(self) -> None:
-        """Ends what is under way, in other processes too."""
+    def close(self, *, failed: bool = False) -> None:
+        """Ends what is under way, in other processes too; ``failed`` is what the trackers say of the run."""
         # Closed from the last to the first, each even if another one fails. The episodes end before the policy that
         # answers them does, and the other processes last, because they wait for orders of this one.
         with ExitStack() as opened:
@@ -107,7 +107,7 @@ class Run:
             opened.callback(self.policy.close)
             opened.callback(self.scheduler.close)
             for tracker in self.trackers:
-                opened.callback(tracker.close)
+                opened.callback(tracker.close, failed=failed)
 
     @property
     def parts(self) -> dict[str, Stateful]:

@@ -4,7 +4,8 @@ What can be refused is refused before anything slow begins.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from agentenv.errors import AgentEnvError, ConfigurationError
 from agentenv.evaluation import task_env
 from agentenv.progress import SilentDisplay
 from agentenv.retrievers.bm25 import BM25Retriever
+from agentenv.tracking import TRACKERS
+from agentenv.trainers.config.config_files import changed, load_config
 from agentenv.trainers.config.train_config import TrainConfig
 from agentenv.trainers.loop import run as loop_run
 from agentenv.trainers.loop.run import Run
@@ -28,8 +31,8 @@ class Held:
     def __init__(self, name: str, closed: list[str], *, fails: bool = False) -> None:
         self._name, self._closed, self._fails = name, closed, fails
 
-    def close(self) -> None:
-        self._closed.append(self._name)
+    def close(self, *, failed: bool = False) -> None:
+        self._closed.append(f"{self._name} failed" if failed else self._name)
         if self._fails:
             raise OSError(f"{self._name} cannot be closed")
 
@@ -56,6 +59,12 @@ def test_every_part_is_closed_though_another_one_fails(fails: str) -> None:
     assert closed == ["tracker", "scheduler", "policy"]
 
 
+def test_a_tracker_is_told_that_the_run_has_failed() -> None:
+    closed: list[str] = []
+    run_of(closed).close(failed=True)
+    assert closed == ["tracker failed", "scheduler", "policy"]
+
+
 @pytest.mark.parametrize(
     ("last", "stopped", "finished"), [(3, False, True), (2, False, False), (2, True, True)]
 )
@@ -75,6 +84,33 @@ def test_judges_are_looked_for_until_the_last_step_or_the_guard_has_ended_a_run_
     (folder.path / "results.json").write_text("{}")
     loop_run._check_judges(config, folder)
     assert len(asked) == (1 if finished else 2)
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_a_run_that_an_error_ends_is_no_finished_run_of_its_tracker(
+    breaks: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Recorded:
+        def log(self, step: int, metrics: Mapping[str, float]) -> None:
+            steps.append(step)
+
+        def close(self, *, failed: bool = False) -> None:
+            ends.append(failed)
+
+    class Shown(SilentDisplay):
+        def phase(self, name: str, total: int) -> None:
+            if breaks and name == "training":
+                raise RuntimeError("the display is gone")
+
+    ends: list[bool] = []
+    steps: list[int] = []
+    monkeypatch.setitem(TRACKERS, "wandb", lambda rest, run: Recorded())
+    small = {"rollout.questions": 1, "rollout.group_size": 2, "dev.limit": 1, "test.limit": 1}
+    config = changed(load_config("own-env"), small | {"optimizer.steps": 1, "tracker": "wandb:trial"})
+    outcome = pytest.raises(RuntimeError, match="gone") if breaks else nullcontext()
+    with outcome:
+        agentenv.train(config, out=tmp_path / "run", display=Shown())
+    assert (steps, ends) == ([] if breaks else [1], [breaks])
 
 
 QUESTION = {"question": "Who founded the museum?", "answers": ["Ada Stone"]}
