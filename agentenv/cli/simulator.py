@@ -2,14 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import inf
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
 
-from agentenv.cli.flag_checks import require_at_least_one
+from agentenv.cli.flag_checks import require_at_least_one, require_positive
 from agentenv.cli.making import making
 from agentenv.errors import ConfigurationError, needs_extra
 from agentenv.policies.compute import AUTOMATIC, ComputeSettings, use_compute
@@ -118,10 +117,9 @@ class Train:
 
         if self.out.exists():
             raise ConfigurationError(f"{self.out} exists already; choose another --out")
-        if self.steps < 1 or not 0 < (1.0 if self.rate is None else self.rate) < inf:
-            raise ConfigurationError(
-                f"--steps is {self.steps} and must be at least 1; --rate is {self.rate} and must be finite and above 0"
-            )
+        require_at_least_one(steps=self.steps)
+        if self.rate is not None:
+            require_positive(rate=self.rate)
         examples = read_examples(self.examples)
         policy = make_policy(self.base, self.compute.precise())
         config = maker.SimulatorConfig(seed=self.seed, steps=self.steps)

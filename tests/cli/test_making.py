@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from agentenv.cli.main import main
+from agentenv.cli.making import making
 from agentenv.core.io.claims import claim
+from agentenv.errors import ConfigurationError
 
 pytest.importorskip("torch", reason="the extra train is not installed")
 
@@ -23,3 +25,21 @@ def test_what_another_process_makes_is_refused(
     told = capsys.readouterr().err
     assert f"another process makes {out}" in told.splitlines()[-1]
     assert not out.exists()
+
+
+def test_a_mistake_leaves_no_log_behind_but_what_was_finished_keeps_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main(["value", str(tmp_path / "no-run"), "--out", str(out)]) == 1
+    assert f"no folder {tmp_path / 'no-run'}" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+    def find_nothing() -> None:
+        with making("test", out):
+            (tmp_path / "out.searched.jsonl").touch()
+            raise ConfigurationError("nothing more can be found")
+
+    with pytest.raises(ConfigurationError, match="nothing more"):
+        find_nothing()
+    assert (tmp_path / "out.log").is_file()

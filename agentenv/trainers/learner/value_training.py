@@ -104,6 +104,8 @@ def read_groups(run: Path) -> Iterator[list[Trajectory]]:
     Raises:
         ConfigurationError: nothing is recorded there, or a file is damaged.
     """
+    if not run.is_dir():
+        raise ConfigurationError(f"there is no folder {run}; give the folder of a training run")
     paths = sorted((run / "trajectories").glob("step-*.jsonl.gz"))
     if not paths:
         raise ConfigurationError(
