@@ -44,7 +44,7 @@ from agentenv.trainers.loop.parts import (
     open_trained,
     with_declared_scorers,
 )
-from agentenv.trainers.strategies.strategies import check_tasks, get_strategy
+from agentenv.trainers.strategies.strategies import check_expert, check_tasks, get_strategy
 from agentenv.trainers.task_sampling.set_mixture import set_mixture
 
 _PROBE_ROWS = 8
@@ -212,7 +212,9 @@ def _present_tasks(config: TrainConfig) -> dict[str, Sequence[Task]]:
     opened = {part: open_tasks(source, config.search, config.env) for part, source in sources.items()}
     set_mixture(opened["train"], config.train.weights)
     rollout, spec = config.rollout, config.search.retriever
-    check_tasks(get_strategy(rollout.strategy, rollout.strategy_options), opened["train"].tasks)
+    strategy = get_strategy(rollout.strategy, rollout.strategy_options)
+    check_tasks(strategy, opened["train"].tasks)
+    check_expert(strategy, env_class(config.env.id), opened["train"].tasks)
     if spec not in BUILT and takes(config.env.id, "retriever"):
         make_retriever(spec)
     return {part: one.tasks for part, one in opened.items()}

@@ -10,6 +10,7 @@ import torch
 
 from agentenv.core.io.digests import value_digest
 from agentenv.core.protocols import ChatFormat
+from agentenv.core.registry import env_class
 from agentenv.core.types import Task
 from agentenv.data.overlap import refuse_overlap
 from agentenv.data.sources import Source
@@ -46,7 +47,7 @@ from agentenv.trainers.loop.parts import (
 )
 from agentenv.trainers.run_folder.folder import RunFolder, Stateful, TrainedPolicy
 from agentenv.trainers.strategies.branch_windows import EntropyTemperatures
-from agentenv.trainers.strategies.strategies import RolloutStrategy, check_tasks, get_strategy
+from agentenv.trainers.strategies.strategies import RolloutStrategy, check_expert, check_tasks, get_strategy
 from agentenv.trainers.strategies.tree import TreeStrategy
 from agentenv.trainers.task_sampling.samplers import GatedSampler, TaskSampler, get_sampler
 from agentenv.trainers.task_sampling.set_mixture import set_mixture
@@ -288,6 +289,7 @@ def _open_environment(
         config.train, search, config.simulation, env, policy, display, sources["train"]
     )
     check_tasks(strategy, train.source.tasks)  # all of which the strategy can play
+    check_expert(strategy, env_class(env.id), train.source.tasks)
     dev = open_questions(config.dev, search, env, policy, display, sources["dev"])
     test = open_questions(config.test, search, env, policy, display, sources["test"])
     return RunEnvironment(config, train, dev, test)

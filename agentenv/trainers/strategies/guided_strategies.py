@@ -39,6 +39,10 @@ class GuideStrategy:
     fail: float | None = None
     """Largest outcome of an episode that failed; None takes the environment's ``reward_floor``."""
 
+    def needs_expert(self, task: Task) -> bool:
+        """Whether a hint for ``task`` is what the expert does: the task has none of its own."""
+        return not task.data.get("hint")
+
     async def play(self, specs: Sequence[EpisodeSpec], context: RolloutContext) -> Played:
         """The episodes, and the hinted ones where they were needed."""
 
@@ -71,6 +75,10 @@ class AdaptiveHintStrategy:
                 f"adaptive hints need rounds of at least 1 and a target above 0 and at most 1, not {self.rounds} and "
                 f"{self.target}"
             )
+
+    def needs_expert(self, task: Task) -> bool:
+        """True: whatever is shown is what the expert does."""
+        return True
 
     async def play(self, specs: Sequence[EpisodeSpec], context: RolloutContext) -> Played:
         """The episodes of all rounds, recorded without their hints."""
@@ -169,6 +177,10 @@ class DemonstrateStrategy:
 
     fail: float | None = None
     """Largest outcome of an episode that failed; None takes the environment's ``reward_floor``."""
+
+    def needs_expert(self, task: Task) -> bool:
+        """True: whatever is shown is what the expert does."""
+        return True
 
     async def play(self, specs: Sequence[EpisodeSpec], context: RolloutContext) -> Played:
         """The episodes, and the demonstration where it was needed and succeeds."""

@@ -8,14 +8,16 @@ know stands in the trajectories (lineage, ``context_mismatch``, ``trained``). ``
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from agentenv.core.concurrency.batching import DeterministicBatcher
 from agentenv.core.concurrency.tasks import gather_all
+from agentenv.core.env import Env
 from agentenv.core.options import bind_options, load_part, made_part
 from agentenv.core.rollout import EpisodeSpec
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Task
+from agentenv.errors import ConfigurationError
 from agentenv.trainers.strategies.hinted_episodes import play_hinted
 from agentenv.trainers.strategies.prefixes import play_from
 from agentenv.trainers.strategies.rollout_context import RolloutContext
@@ -139,6 +141,14 @@ def evaluation_conflict(name: str, options: Mapping[str, Any]) -> str:
     return ""
 
 
+@runtime_checkable
+class ShowsExpert(Protocol):
+    """A strategy that shows the policy what the expert of an environment does."""
+
+    def needs_expert(self, task: Task) -> bool:
+        """Whether it asks the expert when ``task`` is failed."""
+
+
 def check_tasks(strategy: RolloutStrategy, tasks: Sequence[Task]) -> None:
     """Refuses tasks that ``strategy`` cannot play, before a run begins.
 
@@ -147,6 +157,23 @@ def check_tasks(strategy: RolloutStrategy, tasks: Sequence[Task]) -> None:
     """
     if isinstance(strategy, ChecksTasks):
         strategy.check_tasks(tasks)
+
+
+def check_expert(strategy: RolloutStrategy, env: type[Env[Any]], tasks: Sequence[Task]) -> None:
+    """Refuses an environment that declares no expert where ``strategy`` shows what one does, before a run begins.
+
+    Raises:
+        ConfigurationError: it declares none.
+    """
+    if isinstance(strategy, ShowsExpert) and env.expert is Env.expert:
+        for task in tasks:
+            if strategy.needs_expert(
+                task
+            ):  # the first failed group would end the run otherwise, however late
+                raise ConfigurationError(
+                    f"{type(strategy).__name__} shows what the expert does, and {env.__name__} has none for task "
+                    f"{task.id!r}: {env.no_expert}"
+                )
 
 
 async def play_groups(
@@ -183,6 +210,7 @@ __all__ = [
     "RolloutContext",
     "RolloutStrategy",
     "by_group",
+    "check_expert",
     "check_tasks",
     "evaluation_conflict",
     "get_strategy",

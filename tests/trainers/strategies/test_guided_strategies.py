@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from agentenv.core.chat import InlineFormat
+from agentenv.core.env import Env
 from agentenv.core.rollout import EpisodeSpec, RolloutConfig
 from agentenv.core.trajectory import Origin, SegmentKind, Trajectory, to_record
 from agentenv.core.types import Completion, Document, EndReason, Sampling, Step, Task
@@ -18,7 +19,7 @@ from agentenv.policies.scripted import ScriptedPolicy
 from agentenv.retrievers.fakes import InMemoryRetriever
 from agentenv.trainers.loop.metrics import rollout_metrics
 from agentenv.trainers.strategies.rollout_context import RolloutContext, run_rounds
-from agentenv.trainers.strategies.strategies import by_group, get_strategy, play_groups
+from agentenv.trainers.strategies.strategies import by_group, check_expert, get_strategy, play_groups
 
 TOKENIZER = ByteTokenizer()
 DOCUMENTS = [
@@ -319,3 +320,22 @@ def test_equal_seeds_give_equal_records() -> None:
 
     assert once(True) == once(True) == once(False)
     assert once(True)[3]["end_reason"] == EndReason.ANSWERED
+
+
+class Expertless(LocalSearch):
+    """Has no expert at all."""
+
+    expert = Env.expert
+
+
+@pytest.mark.parametrize("name", ["guide", "adaptive_hint", "demonstrate"])
+def test_an_environment_without_an_expert_is_refused_before_a_run_begins(name: str) -> None:
+    """And not by the first group that fails, which may be late."""
+    hinted = replace(TASK, data={**TASK.data, "hint": "Look it up."})
+    strategy = get_strategy(name)
+    check_expert(strategy, LocalSearch, [TASK])
+    check_expert(get_strategy("plain"), Expertless, [TASK])
+    with pytest.raises(ConfigurationError, match=f"Expertless has none for task '{TASK.id}'"):
+        check_expert(strategy, Expertless, [hinted, TASK])
+    if name == "guide":
+        check_expert(strategy, Expertless, [hinted])
