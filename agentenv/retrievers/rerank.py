@@ -3,10 +3,13 @@
 import hashlib
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import Protocol, runtime_checkable
 
 from agentenv.core.concurrency.batching import Batcher
+from agentenv.core.io.digests import PathState, path_state
 from agentenv.core.protocols import Retriever
 from agentenv.core.scoring.normalize import squad_words
 from agentenv.core.types import Passage, Query, RetrieverInfo
@@ -187,15 +190,42 @@ def _reordered(judged: Sequence[tuple[Passage, float]], k: int) -> list[Passage]
 
 
 def make_reranker(spec: str) -> Reranker:
-    """The reranker that ``spec`` names.
+    """The reranker that ``spec`` names, kept for the next call: every environment of a run asks for it.
 
     It is ``overlap``; ``encoder:SPEC``, which compares the vectors of an encoder, such as ``encoder:bge:PATH``; or the
-    folder of a cross-encoder.
+    folder of a cross-encoder. One whose files or whose device have changed is opened anew.
 
     Raises:
         ConfigurationError: the folder holds no model.
         UnknownName: no such encoder.
     """
+    if spec == OVERLAP:
+        return OverlapReranker()
+    named = spec.removeprefix(ENCODER).partition(":")[2] if spec.startswith(ENCODER) else spec
+    state = path_state(Path(named)) if named else ()  # an empty path would be the current folder
+    return _opened(spec, Path(named).resolve(), state, process_compute())
+
+
+@lru_cache(maxsize=4)
+def _opened(spec: str, folder: Path, state: PathState, compute: ComputeSettings) -> Reranker:
     if spec.startswith(ENCODER):
-        return EncoderReranker(make_encoder(spec.removeprefix(ENCODER)))
-    return OverlapReranker() if spec == OVERLAP else CrossEncoderReranker(Path(spec))
+        return _OneAtATime(EncoderReranker(make_encoder(spec.removeprefix(ENCODER))))
+    return _OneAtATime(CrossEncoderReranker(Path(spec), compute=compute))
+
+
+class _OneAtATime:
+    """Another reranker, which several environments share: tokenizers are not made for several threads."""
+
+    def __init__(self, reranker: Reranker) -> None:
+        self._reranker = reranker
+        self._lock = Lock()
+
+    @property
+    def id(self) -> str:
+        """That of the other one."""
+        return self._reranker.id
+
+    def score(self, pairs: Sequence[tuple[str, str]]) -> Sequence[float]:
+        """As the other one."""
+        with self._lock:
+            return self._reranker.score(pairs)

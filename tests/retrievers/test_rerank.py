@@ -5,6 +5,7 @@ import json
 import shutil
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -255,7 +256,7 @@ def test_specs_name_rerankers(tmp_path: Path) -> None:
 def test_both_forms_in_which_a_cross_encoder_is_saved_give_the_same_scores(
     cross_encoder: Path, tmp_path: Path
 ) -> None:
-    make_reranker(str(cross_encoder))._model.save(str(tmp_path / "saved"))  # type: ignore[attr-defined]
+    CrossEncoderReranker(cross_encoder)._model.save(str(tmp_path / "saved"))
     assert (tmp_path / "saved" / "modules.json").is_file()
     pairs = [("who built it?", "Orla Venn built it."), ("who built it?", ""), ("", "herring " * 2000)]
     assert make_reranker(str(tmp_path / "saved")).score(pairs) == make_reranker(str(cross_encoder)).score(
@@ -289,6 +290,24 @@ def test_a_model_without_a_head_that_judges_is_no_reranker(cross_encoder: Path, 
     (several / "config.json").write_text(json.dumps(config | {"id2label": labels}))
     with pytest.raises(CheckpointMismatch, match="contradiction, entailment"):
         make_reranker(str(several))
+
+
+def test_environments_share_a_reranker_until_its_files_change(cross_encoder: Path, tmp_path: Path) -> None:
+    """A model for each environment would be read from the disk, and held in memory, once for each episode."""
+    folder = tmp_path / "model"
+    shutil.copytree(cross_encoder, folder)
+    first = make_reranker(str(folder))
+    assert make_reranker(str(folder)) is first
+    assert make_reranker("encoder:hash") is make_reranker("encoder:hash")
+    pairs = [("who built it?", "Orla Venn built it. " * n) for n in range(1, 9)]
+    with ThreadPoolExecutor(4) as threads:
+        found = [*threads.map(lambda _: first.score(pairs), range(8))]
+    assert all(scores == found[0] for scores in found)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"hidden_dropout_prob": 0.25}))
+    other = make_reranker(str(folder))
+    assert other is not first
+    assert other.id != first.id
 
 
 def test_overlap_knows_the_words_of_scripts_without_blanks() -> None:
