@@ -1,12 +1,15 @@
 """From a spec such as ``faiss:DIR`` to a retriever."""
 
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 
+from agentenv.core.io.digests import PathState, path_state
 from agentenv.core.options import made_part, own_part
 from agentenv.core.protocols import Retriever
 from agentenv.core.registry import is_class
 from agentenv.errors import ConfigurationError, RetrieverFault, UnknownName
+from agentenv.policies.compute import ComputeSettings, process_compute
 from agentenv.retrievers.bm25 import BM25Retriever
 from agentenv.retrievers.cassette import CassetteRetriever
 from agentenv.retrievers.faiss import FaissRetriever
@@ -54,6 +57,25 @@ def make_retriever(spec: str) -> Retriever:
     check_retriever(spec)
     kind, _, rest = spec.partition(":")
     return (OTHERS | {name: _of_folder(name) for name in LOADERS})[kind](rest)
+
+
+def shared_retriever(spec: str) -> Retriever:
+    """The retriever that ``spec`` names, kept for the next call where it is a saved one: every environment asks for it.
+
+    A folder whose files have changed is opened anew.
+
+    Raises:
+        AgentEnvError: as `make_retriever`.
+    """
+    kind, _, folder = spec.partition(":")
+    if kind not in LOADERS or not folder:
+        return make_retriever(spec)
+    return _opened(spec, Path(folder).resolve(), path_state(Path(folder)), process_compute())
+
+
+@lru_cache(maxsize=4)
+def _opened(spec: str, folder: Path, state: PathState, compute: ComputeSettings) -> Retriever:
+    return make_retriever(spec)
 
 
 def check_retriever(spec: str) -> None:

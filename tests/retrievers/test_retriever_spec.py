@@ -9,8 +9,9 @@ import pytest
 
 from agentenv.core.types import Document
 from agentenv.errors import ConfigurationError, UnknownName
+from agentenv.retrievers.bm25 import BM25Retriever
 from agentenv.retrievers.encoder import HashEncoder
-from agentenv.retrievers.retriever_spec import make_retriever, open_retriever
+from agentenv.retrievers.retriever_spec import make_retriever, open_retriever, shared_retriever
 
 DOCUMENTS = [Document("a", "Halvik", "A harbour town."), Document("b", "Herring", "A fish.")]
 
@@ -63,3 +64,16 @@ def test_a_spec_without_a_folder_or_with_an_empty_one_is_refused(tmp_path: Path)
         make_retriever(f"bm25:{tmp_path}")
     with pytest.raises(ConfigurationError, match="nowhere"):
         open_retriever(tmp_path / "nowhere")
+
+
+def test_environments_share_a_saved_retriever_until_its_files_change(tmp_path: Path) -> None:
+    pytest.importorskip("bm25s", reason="bm25s is not installed")
+    documents = [Document("a", "Mill", "The mill stands at the river."), Document("b", "Ford", "A ford.")]
+    BM25Retriever.build(documents).save(tmp_path / "index")
+    first = shared_retriever(f"bm25:{tmp_path / 'index'}")
+    assert shared_retriever(f"bm25:{tmp_path / 'index'}") is first
+    BM25Retriever.build(documents[:1]).save(tmp_path / "index")
+    other = shared_retriever(f"bm25:{tmp_path / 'index'}")
+    assert (first.info().documents, other.info().documents) == (2, 1)
+    with pytest.raises(UnknownName):
+        shared_retriever("bm52:index")

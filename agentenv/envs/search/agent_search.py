@@ -23,7 +23,7 @@ from agentenv.envs.search.search_tools import SearchTool
 from agentenv.envs.search.synonyms import SIMILARITY
 from agentenv.errors import ConfigurationError, check_known
 from agentenv.retrievers.rerank import Reranker, make_reranker
-from agentenv.retrievers.retriever_spec import make_retriever
+from agentenv.retrievers.retriever_spec import shared_retriever
 from agentenv.retrievers.storage.corpus import Corpus
 
 LOCAL_TOOLS = ("chunk_search", "graph_search", "get_adjacent_passages")
@@ -226,7 +226,7 @@ class AgentSearch(SearchEnv):
         self.search = replace(self.search, format=self.search.format.framed(frame))
         _check_tools(tools, local_first)
         _check_synonyms(synonyms, facts, synonym_similarity)
-        made = make_retriever(web) if isinstance(web, str) else web
+        made = shared_retriever(web) if isinstance(web, str) else web
         self._facts = facts
         self._synonyms = (synonyms, synonym_similarity)
         self._judge = make_reranker(fact_judge) if isinstance(fact_judge, str) else fact_judge

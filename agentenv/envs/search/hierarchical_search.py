@@ -38,7 +38,7 @@ from agentenv.policies.policy_spec import (
 )
 from agentenv.retrievers.part import PartRetriever
 from agentenv.retrievers.rerank import Reranker, make_reranker
-from agentenv.retrievers.retriever_spec import make_retriever
+from agentenv.retrievers.retriever_spec import shared_retriever
 
 PROMPT = """\
 Find the answer to the question below with the help of two agents that search for you.
@@ -230,7 +230,7 @@ def _part_of(retriever: Retriever | str, part: Sequence[int]) -> Retriever | str
         raise ConfigurationError(
             f"part={list(part)} must be two numbers, such as [1, 2] for the first of two parts"
         )
-    whole = make_retriever(retriever) if isinstance(retriever, str) else retriever
+    whole = shared_retriever(retriever) if isinstance(retriever, str) else retriever
     return PartRetriever(whole, *part)
 
 

@@ -28,7 +28,7 @@ from agentenv.data.world_grammar import RELATIONS
 from agentenv.errors import ConfigurationError, DatasetError, check_known
 from agentenv.retrievers.base import found_by
 from agentenv.retrievers.fakes import InMemoryRetriever
-from agentenv.retrievers.retriever_spec import make_retriever
+from agentenv.retrievers.retriever_spec import shared_retriever
 
 PROMPT = """\
 Rewrite the last question of the conversation below so that a search engine understands it without the conversation: name \
@@ -144,7 +144,7 @@ class Rewrite(AsyncEnv[RewriteState]):
             tasks = tasks or [task for task in world.questions if _is_found(task, words)]
             retriever = retriever or words
         self._tasks = tuple(as_conversation(task) for task in tasks)
-        self._retriever = make_retriever(retriever) if isinstance(retriever, str) else retriever
+        self._retriever = shared_retriever(retriever) if isinstance(retriever, str) else retriever
         self._depth = depth
         self._prompt = prompt
 

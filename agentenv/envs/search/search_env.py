@@ -40,7 +40,7 @@ from agentenv.envs.search.search_state import SearchState, TagCall, ToolFunction
 from agentenv.envs.search.search_tools import SearchTool, submit_answer
 from agentenv.errors import ConfigurationError, DatasetError
 from agentenv.retrievers.fakes import InMemoryRetriever
-from agentenv.retrievers.retriever_spec import make_retriever
+from agentenv.retrievers.retriever_spec import shared_retriever
 
 CORRECTION = """
 My last action was not valid. If I want to search, I have to put the query between <search> and </search>. \
@@ -154,7 +154,7 @@ class SearchEnv(AsyncEnv[SearchState]):
                 f"max_turns={max_turns} at least 0"
             )
         tasks, retriever = on_small_world(tasks, retriever)
-        retriever = make_retriever(retriever) if isinstance(retriever, str) else retriever
+        retriever = shared_retriever(retriever) if isinstance(retriever, str) else retriever
         self.tasks = tuple(tasks)
         self.max_turns = max_turns
         page_format = PageFormat(observation_tokens, count_tokens or count_words, snippet_words)
