@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from agentenv.core.concurrency.threads import wait_until_idle
-from agentenv.core.env_calls import none_runs
+from agentenv.core.env_calls import no_loop_is_running
 
 _SETTLE_S = 10.0  # for calls that run
 _END_S = 20.0  # for the interpreter to end by itself
@@ -24,7 +24,7 @@ def leave(code: int) -> None:
     ends the process at once.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if not (wait_until_idle(_SETTLE_S) and none_runs()):
+    if not (wait_until_idle(_SETTLE_S) and no_loop_is_running()):
         end_now(code)
     try:
         threading.Thread(target=_end, args=(_END_S, code), name="agentenv-leave", daemon=True).start()

@@ -1,4 +1,4 @@
-"""What environments, policies and the episode loop are made of."""
+"""The types and functions from which environments, policies and the episode loop are built."""
 
 from typing import TYPE_CHECKING
 

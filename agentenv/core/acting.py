@@ -1,4 +1,4 @@
-"""The calls that an episode makes of its environment: each has a deadline, and its result is checked and then recorded."""
+"""The calls that the episode loop makes to an environment. Each has a deadline, and its result is checked, then recorded."""
 
 import re
 import time
@@ -9,7 +9,13 @@ from typing import Any
 from agentenv.core.assistant_turns import AssistantTurn
 from agentenv.core.env import Env
 from agentenv.core.env_calls import call, call_plain
-from agentenv.core.env_outputs import checked_key, checked_opening, checked_step, mended_step, most_chars
+from agentenv.core.env_outputs import (
+    checked_key,
+    checked_opening,
+    checked_step,
+    most_chars,
+    step_without_surrogates,
+)
 from agentenv.core.episodes import EpisodeSpec, EpisodeState, RolloutConfig, replace_surrogates
 from agentenv.core.grammar import without_half_escapes
 from agentenv.core.scene import TurnScene
@@ -32,7 +38,7 @@ _ESCAPED = re.compile(r"\\(?:u|U0000)[dD][89a-fA-F][0-9a-fA-F]{2}")
 
 
 def check_task(task: Task, info: Info) -> None:
-    """Checks that ``reset`` posed ``task``: an episode of another task would be scored under the wrong name.
+    """Checks that ``reset`` posed ``task``. Otherwise the episode of one task would be scored as another.
 
     Raises:
         EnvFault: ``info["task_id"]`` is not the id of the task.
@@ -50,7 +56,7 @@ async def opening_of(spec: EpisodeSpec, config: RolloutConfig) -> Observation:
     """Resets the environment to the task of ``spec``.
 
     Raises:
-        Exception: the environment failed, was late, posed another task, or showed what cannot be used.
+        Exception: the environment failed, missed its deadline, posed another task, or returned an unusable observation.
     """
     what, env, posed = "the environment's reset", spec.env, {"task": spec.task}
     if env.awaits:
@@ -67,26 +73,25 @@ async def opening_of(spec: EpisodeSpec, config: RolloutConfig) -> Observation:
 async def act(
     state: EpisodeState, action: str, config: RolloutConfig, given: AssistantTurn | None = None
 ) -> Observation | None:
-    """The environment acts on ``action``, whose ids stand in ``state``; the turn is appended.
+    """Passes ``action``, whose token ids are already in ``state``, to the environment, and records the turn.
 
     Args:
         state: The episode.
         action: What the policy wrote.
         config: Budgets and deadlines.
-        given: The content of the action where a service has parsed it already; None parses it here.
+        given: The parsed action, if a service has already parsed it; None parses ``action`` here.
 
     Returns:
-        What is new, for ``observe``; None where the action ended the episode.
+        The new observation, for ``observe``; None if the action ended the episode.
     """
     most, began = most_chars(config.context_tokens), time.perf_counter()
     try:
         turn = _read(state, action, given)
         said = action if turn is None else state.spec.env.native_action(turn)
-        # All that comes from the environment stands in this block: whatever it raises or returns masks this episode
-        # alone.
+        # Everything that the environment returns is checked inside this block, so that any error masks this episode only.
         state.spec.env.sampled = state.sampled
         found, scene, gave = await _step(state.spec.env, said, config.deadline_s)
-        gave = gave if not _wrote_surrogate(state, action) else mended_step(gave)
+        gave = gave if not _wrote_surrogate(state, action) else step_without_surrogates(gave)
         key, (step, size) = checked_key(found), checked_step(gave, most)
     except Exception as error:
         state.fail(EndReason.ENV_FAULT, error)
@@ -98,16 +103,16 @@ async def act(
         end = step.info["end_reason"]
         said = replace_surrogates(str(step.info.get("error", ""))) if end.is_fault else ""
         state.close(state.reward, end, step.info, said)
-    elif size > most:  # no context holds it, so there is no need to encode it
+    elif size > most:  # too long for any context, so it is not encoded
         state.cut(EndReason.TOKEN_LIMIT, step.info | {"observation_chars": size})
     return None if state.ended else step.observation
 
 
 def _read(state: EpisodeState, action: str, given: AssistantTurn | None) -> AssistantTurn | None:
-    """What ``action`` holds, where the policy speaks in its native form; the conversation then has it too.
+    """Parses ``action`` as a native turn and adds it to the conversation; None if the episode has no native conversation.
 
-    A call that a budget of tokens cut off says so. In the conversation it stands as its text alone says, which is compared
-    with what the template makes of it.
+    If the token budget cut the action off, the returned turn marks its last call as cut off. The conversation keeps the turn
+    exactly as it was written, because its text is later compared with what the chat template renders.
     """
     if state.conversation is None:
         return None
@@ -117,15 +122,16 @@ def _read(state: EpisodeState, action: str, given: AssistantTurn | None) -> Assi
 
 
 def _wrote_surrogate(state: EpisodeState, action: str) -> bool:
-    """Whether the policy wrote half of a surrogate pair as an escape: an environment that decodes it may show it later."""
+    """Whether the policy has written a lone surrogate as an escape, which an environment may decode and show later."""
     return any(_ESCAPED.search(text) for text in (action, *(turn.action for turn in state.turns)))
 
 
 async def _step(env: Env[Any], action: str, seconds: float) -> tuple[Any, Any, Any]:
-    """Key and screen of the state before ``action``, and what the environment returned for it.
+    """Takes one step; returns the anchor key and the scene before ``action``, and the return value of ``step``.
 
-    An environment that decodes an escape of half a character holds text that nothing can encode, and fails at it: a policy
-    could choose to be masked. It is therefore shown the action without such escapes, unless it refuses them itself.
+    An environment that decodes the escape of a lone surrogate gets text that cannot be encoded, and fails. A policy could
+    thus choose to have its episode masked. So such escapes are replaced in the action, unless the environment handles them
+    itself.
     """
     what = "the environment's step"
     action = action if env.refuses_half_escapes else without_half_escapes(action)
@@ -137,8 +143,8 @@ async def _step(env: Env[Any], action: str, seconds: float) -> tuple[Any, Any, A
     if env.awaits:
         return await call(what, seconds, awaited)
 
-    # In this order: key and screen are those of the state in which the action was chosen. One call and not three,
-    # because each would wait for a thread.
+    # The key and the scene must describe the state before the action. All three are read in one call, because each separate
+    # call would wait for a thread.
     def stepped() -> tuple[Any, Any, Any]:
         return env.anchor_key(), env.scene(), env.step(action)
 
@@ -146,20 +152,20 @@ async def _step(env: Env[Any], action: str, seconds: float) -> tuple[Any, Any, A
 
 
 async def step_env(env: Env[Any], action: str, config: RolloutConfig) -> tuple[Step, int]:
-    """What ``action`` leads to, outside of any record, and the characters that its observation had.
+    """Steps the environment outside of any record; returns the step and the length of its observation in characters.
 
     Raises:
-        Exception: the environment failed, was late, or gave what cannot be used.
+        Exception: the environment failed, missed its deadline, or returned an unusable value.
     """
     _, _, given = await _step(env, action, config.deadline_s)
     return checked_step(given, most_chars(config.context_tokens))
 
 
-def check_way_back(env: Env[Any]) -> None:
-    """Refuses an environment that declares that there is no way back in its episodes.
+def require_rewindable(env: Env[Any]) -> None:
+    """Raises an error if the environment declares that its episodes cannot be rewound (``StateCapability.NONE``).
 
     Raises:
-        ConfigurationError: it does.
+        ConfigurationError: the environment declares this.
     """
     if env.capability is StateCapability.NONE:
         raise ConfigurationError(
@@ -169,15 +175,15 @@ def check_way_back(env: Env[Any]) -> None:
 
 
 async def capture(state: EpisodeState, seconds: float) -> Snapshot | None:
-    """A snapshot of the environment for ``rewind``, taken within ``seconds``; the caller releases it.
+    """Takes a snapshot of the environment for ``rewind`` within ``seconds``. The caller has to release it.
 
-    None where it cannot be captured as it stands (a live interpreter with threads), and where that failed and ended the
-    episode.
+    Returns None if the present state cannot be captured (a live interpreter with threads, for example), or if the attempt
+    failed and therefore ended the episode.
 
     Raises:
-        ConfigurationError: the environment declares that there is no way back.
+        ConfigurationError: the environment declares that its episodes cannot be rewound.
     """
-    check_way_back(state.spec.env)
+    require_rewindable(state.spec.env)
     taking = state.spec.env.snapshot
     try:
         return await call_plain("the environment's snapshot", seconds, taking)
@@ -189,7 +195,7 @@ async def capture(state: EpisodeState, seconds: float) -> Snapshot | None:
 
 
 async def release(snapshot: Snapshot, seconds: float) -> None:
-    """Frees a snapshot within ``seconds``. One that cannot be freed is left to the environment's ``close``."""
+    """Releases a snapshot within ``seconds``. If this fails, the environment's ``close`` frees it later."""
     if not snapshot.holds_resources:
         snapshot.release()
         return
@@ -198,7 +204,7 @@ async def release(snapshot: Snapshot, seconds: float) -> None:
 
 
 async def rewind(state: EpisodeState, snapshot: Snapshot, seconds: float) -> None:
-    """Takes the environment back to ``snapshot`` within ``seconds``; a failure ends the episode."""
+    """Restores the environment to ``snapshot`` within ``seconds``. A failure ends the episode."""
     going = partial(state.spec.env.restore, snapshot)
     try:
         await call_plain("the environment's restore", seconds, going)
@@ -207,14 +213,14 @@ async def rewind(state: EpisodeState, snapshot: Snapshot, seconds: float) -> Non
 
 
 async def fork(state: EpisodeState, n: int, seconds: float) -> list[Env[Any]]:
-    """``n`` copies of the environment of ``state`` in its present state, made within ``seconds``; the caller closes them.
+    """Makes ``n`` copies of the environment of ``state`` in its present state, within ``seconds``. The caller closes them.
 
-    None at all where it cannot be captured as it stands, and where that failed and ended the episode.
+    Returns an empty list if the state cannot be captured, or if the attempt failed and therefore ended the episode.
 
     Raises:
-        ConfigurationError: the environment declares that there is no way back.
+        ConfigurationError: the environment declares that its episodes cannot be rewound.
     """
-    check_way_back(state.spec.env)
+    require_rewindable(state.spec.env)
     forking = partial(state.spec.env.fork, n)
     try:
         return await call_plain("the environment's fork", seconds, forking)

@@ -1,8 +1,8 @@
-"""The forms of an environment's actions without their content, for probes that know nothing of the task.
+"""Templates of an environment's actions ("forms"): an action without its content, for probes that know nothing of the task.
 
-The form is learned from the expert. A text in its actions that it writes after at least two different openings belongs to
-the form (the name of a tool), every other one is content, and so is an answer ("yes"). Without an expert the tags that end
-an action are the form.
+Forms are learned from the expert's actions. A text that occurs in them after at least two different openings is a constant
+of the form (the name of a tool, for example). Every other text is content, and so is an answer such as "yes". Without an
+expert, the tags that end an action serve as the form.
 """
 
 import itertools
@@ -20,7 +20,8 @@ _BLOCK = re.compile(
     r"|(\\boxed(\{))([^{}]*)(\})",
     re.DOTALL,
 )
-"""A pair of tags, a pair of tokens, or a box. Groups that matched are its opening, a part of that, its content, its end."""
+"""Matches a pair of tags, a pair of special tokens, or a ``boxed`` command of LaTeX. Its non-empty groups are, in order: the
+opening, the name within the opening, the content, and the closing."""
 
 
 def mapped(action: str, change: Callable[[str], str]) -> str:
@@ -64,33 +65,33 @@ def _mapped_json(value: object, change: Callable[[str], str]) -> object:
 
 @dataclass(frozen=True)
 class Form:
-    """An action of which only the form counts."""
+    """An action as a template: its contents can be replaced."""
 
     action: str
     constants: frozenset[str] = frozenset()
-    """Texts of the action that belong to its form, such as the name of a tool."""
+    """Texts of the action that are part of the form and are not replaced, such as the name of a tool."""
 
     def filled(self, *texts: str) -> str:
-        """The action with ``texts`` in the place of its contents, in turn; after the last text comes the first again."""
+        """Returns the action with ``texts`` as its contents in turn. After the last text comes the first again."""
         given = itertools.cycle(texts)
         return mapped(self.action, lambda content: content if content in self.constants else next(given))
 
     @property
     def has_content(self) -> bool:
-        """Whether anything of it is content."""
+        """Whether the action has any content that can be replaced."""
         return self.filled("a") != self.filled("b")
 
 
 @dataclass(frozen=True)
 class ExpertEpisode:
-    """What the expert would do after an opening."""
+    """The actions of the expert after one opening."""
 
     seed: int
     opening: Observation
     actions: tuple[str, ...]
-    """Empty without an expert."""
+    """Empty if the environment has no expert."""
     reward: float
-    """Reward of these actions; without an expert the environment's ``reward_ceiling``."""
+    """The total reward of these actions; without an expert, the environment's ``reward_ceiling``."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class ActionForms:
 
 
 def learn_forms(episodes: Sequence[ExpertEpisode], stop: Sequence[str], most: int) -> ActionForms:
-    """The forms in ``episodes``, at most ``most`` of each kind; without an expert those of the closing tags in ``stop``."""
+    """Learns the forms in ``episodes``, at most ``most`` of each kind; without an expert, uses the tags of ``stop``."""
     constants = _constants(episodes)
     middle = [Form(action, constants) for one in episodes for action in one.actions[:-1]]
     last = [last_form(one.actions[-1], constants) for one in episodes if one.actions]
@@ -118,16 +119,16 @@ def learn_forms(episodes: Sequence[ExpertEpisode], stop: Sequence[str], most: in
 
 
 def last_form(action: str, constants: frozenset[str]) -> Form:
-    """The form of an action that ends an episode, in which an answer is content even if it answers several tasks.
+    """Returns the form of an action that ends an episode, in which an answer is content even if it answers several tasks.
 
-    A call in JSON that has nothing but texts of the form, such as ``{"name": "submit"}``, stays as it is.
+    A JSON call that consists only of constants, such as ``{"name": "submit"}``, is kept unchanged.
     """
     form = Form(action, constants)
     return form if form.has_content or _has_json(action) else Form(action)
 
 
 def _has_json(action: str) -> bool:
-    """Whether the content of a block of ``action``, or all of it, is a JSON object or array."""
+    """Whether the content of a block of ``action``, or the whole action, is a JSON object or array."""
     blocks = [next(filter(None, block.group(3, 7, 11)), "") for block in _BLOCK.finditer(action)]
     for content in blocks or [action]:
         try:
@@ -139,7 +140,7 @@ def _has_json(action: str) -> bool:
 
 
 def _constants(episodes: Sequence[ExpertEpisode]) -> frozenset[str]:
-    """The contents that the expert writes after at least two different openings."""
+    """Returns the contents that the expert writes after at least two different openings."""
     openings: dict[str, set[Observation]] = {}
     for one in episodes:
         for action in one.actions:
@@ -149,7 +150,7 @@ def _constants(episodes: Sequence[ExpertEpisode]) -> frozenset[str]:
 
 
 def contents(action: str) -> list[str]:
-    """The texts that `mapped` would change, in order."""
+    """Returns the texts of ``action`` that `mapped` would change, in order."""
     found: list[str] = []
 
     def note(content: str) -> str:
@@ -161,7 +162,7 @@ def contents(action: str) -> list[str]:
 
 
 def _distinct(forms: Sequence[Form]) -> tuple[Form, ...]:
-    """The forms without repetition: of those that differ in nothing but their content, the first."""
+    """Removes forms that differ from an earlier one in their content only."""
     first: dict[str, Form] = {}
     for form in forms:
         first.setdefault(form.filled(""), form)

@@ -1,6 +1,6 @@
-"""Turns of a policy as text, and what such a text says as a turn in the native form of a model.
+"""Converts between assistant turns and plain text: recorded turns of endpoint models, and actions of experts.
 
-The turns of a model behind an endpoint stand so in the records of an evaluation, and experts write their actions in tags.
+The records of an evaluation store the turns of a model behind an endpoint as text, and experts write their actions in tags.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,58 +13,58 @@ from agentenv.core.model_families import without_thinking
 from agentenv.core.token_texts import defused
 
 _OPENING, _CLOSING = "<tool_call>", "</tool_call>"
-_THOUGHT, _THOUGHT_OUT = "<think>", "</think>"
+_THOUGHT, _THOUGHT_END = "<think>", "</think>"
 _READ_CALLS = json_tags(_OPENING, _CLOSING)
 
 
 def action_text(turn: AssistantTurn) -> str:
-    """A turn as a person reads it: its thinking and its calls in tags, and the content between them."""
+    """Writes a turn as readable text: thinking and calls in tags, and the content between them."""
     calls = "".join(f"{_OPENING}{_call_body(call)}{_CLOSING}" for call in turn.calls)
     if not turn.thinking:
         return f"{turn.content}{calls}"
-    thinking = defused(turn.thinking, (_THOUGHT_OUT,))
-    return f"{_THOUGHT}\n{thinking}\n{_THOUGHT_OUT}\n{turn.content}{calls}"
+    thinking = defused(turn.thinking, (_THOUGHT_END,))
+    return f"{_THOUGHT}\n{thinking}\n{_THOUGHT_END}\n{turn.content}{calls}"
 
 
 def _call_body(call: Call) -> str:
-    """A call as JSON in which no tag of a call stands, so that it ends where it is meant to."""
+    """Writes a call as JSON in which the tags of a call are escaped, so that the call cannot end too early."""
     if isinstance(call, MalformedCall):
         return call.text
     return call_text(call).replace("tool_call>", "tool_call\\u003e")
 
 
 def recorded_turn(action: str, tools: Sequence[Mapping[str, Any]]) -> AssistantTurn:
-    """The turn of a model behind an endpoint that ``action_text`` wrote.
+    """Parses a turn of a model behind an endpoint from the text that ``action_text`` wrote.
 
-    A service gives the arguments of a call as an object. Where they are something else, they were no JSON, and the call is
-    malformed.
+    A service gives the arguments of a call as an object. Any other value means that the model wrote invalid JSON, so the
+    call is malformed.
 
     Args:
-        action: The text.
-        tools: The declared ones, in OpenAI's form; without any there are no calls.
+        action: The recorded text.
+        tools: The declared tools in OpenAI's form. Without tools, nothing in the text is read as a call.
     """
-    thinking, text, _ = without_thinking(action, False, _THOUGHT, _THOUGHT_OUT)
+    thinking, text, _ = without_thinking(action, False, _THOUGHT, _THOUGHT_END)
     if not (tools and _OPENING in text):
         return AssistantTurn(thinking, text.strip())
     content, calls = _READ_CALLS(text, {})
-    return AssistantTurn(thinking, content.strip(), tuple(map(_with_object, calls)))
+    return AssistantTurn(thinking, content.strip(), tuple(map(_require_object, calls)))
 
 
-def _with_object(call: Call) -> Call:
+def _require_object(call: Call) -> Call:
     if isinstance(call, MalformedCall) or isinstance(call.arguments, dict):
         return call
     return MalformedCall(f"{_OPENING}{_call_body(call)}{_CLOSING}", "the arguments are no object")
 
 
 def expert_turn(action: str, tools: Sequence[Mapping[str, Any]]) -> AssistantTurn:
-    """What an expert does, as a turn that calls ``tools``.
+    """Parses an action of an expert as a turn that calls ``tools``.
 
-    Thinking stands in ``<think>`` at the beginning, and calls as JSON in ``<tool_call>``. Without those the first pair of
-    tags that is named after a tool of one argument is a call of it, as in ``<search>who</search>``.
+    Thinking is written in ``<think>`` at the beginning, and calls as JSON in ``<tool_call>``. Without these, the first pair
+    of tags named after a tool with one argument is a call of that tool, such as ``<search>who</search>``.
 
     Args:
-        action: As the expert of an environment writes it.
-        tools: The declared ones, in OpenAI's form.
+        action: The action as the environment's expert writes it.
+        tools: The declared tools in OpenAI's form.
     """
     turn = recorded_turn(action, tools)
     if turn.calls:

@@ -1,6 +1,6 @@
-"""How the families write tool calls: one reader for each way, from text to content and calls.
+"""Parsers of tool calls: one for each syntax in which a model family writes calls. Each splits text into content and calls.
 
-A reader never raises: what cannot be read is a `MalformedCall`, because the text is the policy's own.
+A parser never raises, because the policy writes the text: a call that cannot be parsed becomes a `MalformedCall`.
 """
 
 import ast
@@ -15,27 +15,27 @@ from agentenv.core.grammar import breaks_off, encodable, read_json, shortened
 from agentenv.syntax_trees import parse_python
 
 CallReader = Callable[[str, Schemas], tuple[str, list[Call]]]
-"""From the text of a turn after its thinking, and the schemas of the tools, to content and calls."""
+"""A function of the text of a turn after its thinking, and of the tools' schemas; it returns the content and the calls."""
 
 _COMPLAINT_CHARS = 400
 
 
 @dataclass(frozen=True)
-class _Tagged:
-    """How a template writes arguments between tags."""
+class _ArgumentTags:
+    """The syntax in which a chat template writes arguments between tags."""
 
     opening: re.Pattern[str]
-    """What begins an argument; its group is the key. It does not look far for what may be missing, so that a text of any
-    length is read in one pass."""
+    """Matches the opening tag of an argument; group 1 is the argument's name. The pattern has no unbounded lookahead, so a
+    text of any length is parsed in one pass."""
     closing: str
-    """What ends one."""
+    """The closing tag of an argument."""
     words: Mapping[str, bool | None]
-    """What it writes for values that are no text and no JSON."""
+    """The words that the template writes for null and booleans, with their values."""
     on_lines: bool = False
-    """Whether each value stands on lines of its own."""
+    """Whether each value is written on lines of its own."""
 
 
-_PARAMETERS = _Tagged(
+_PARAMETERS = _ArgumentTags(
     re.compile(r"\s*<parameter=([^>\n]+)>"),
     "</parameter>",
     {
@@ -43,34 +43,35 @@ _PARAMETERS = _Tagged(
         "None": None,
         "True": True,
         "False": False,
-    },  # the template of Qwen3-Coder writes them as Python does
+    },  # the template of Qwen3-Coder writes Python literals
     on_lines=True,
 )
-_ARGUMENTS = _Tagged(
+_ARGUMENTS = _ArgumentTags(
     re.compile(r"\s*<arg_key>([^<]*)</arg_key>\s*<arg_value>"), "</arg_value>", {"null": None}
 )
 _LONG_PATH = re.compile(r"(?:\.\s*\w+\s*){500}")
-"""A path of so many names that no call has it; Python's own parser takes the square of its length after ``import``."""
+"""A dotted path with hundreds of names, which no real call has. Python's parser takes quadratic time for one after
+``import``."""
 _UNCLOSED = "the tool call does not end"
 
 
 def json_tags(opening: str, closing: str, *, closes: bool = True) -> CallReader:
-    """Calls as JSON objects, or a list of them, between two marks; ``closes`` says whether the second has to be there."""
+    """Makes a parser of JSON objects or lists of them between two delimiters; ``closes``: the second is required."""
     return lambda text, schemas: _between(text, opening, closing, lambda body: _json_calls(body), closes)
 
 
 def function_tags(text: str, schemas: Schemas) -> tuple[str, list[Call]]:
-    """``<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`` (Qwen3-Coder)."""
+    """Parses ``<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`` (Qwen3-Coder)."""
     return _between(text, "<tool_call>", "</tool_call>", lambda body: _function_body(body, schemas))
 
 
 def argument_tags(text: str, schemas: Schemas) -> tuple[str, list[Call]]:
-    """``<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`` (GLM-4.5)."""
+    """Parses ``<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`` (GLM-4.5)."""
     return _between(text, "<tool_call>", "</tool_call>", lambda body: _argument_body(body, schemas))
 
 
 def bare_json(text: str, schemas: Schemas) -> tuple[str, list[Call]]:
-    """A turn that is a JSON object and nothing else (Llama 3.1); only its first call can be made."""
+    """Parses a turn that is a JSON object and nothing else (Llama 3.1). Only its first call is run."""
     body = text.removeprefix("<|python_tag|>").strip()
     if not (body.startswith("{") and '"name"' in body):
         return text, []
@@ -82,13 +83,13 @@ def bare_json(text: str, schemas: Schemas) -> tuple[str, list[Call]]:
 
 
 def mistral(text: str, schemas: Schemas) -> tuple[str, list[Call]]:
-    """``[TOOL_CALLS][{...}]``, and ``[TOOL_CALLS]NAME[ARGS]{...}`` with or without a ``[CALL_ID]`` between."""
+    """Parses ``[TOOL_CALLS][{...}]``, and ``[TOOL_CALLS]NAME[ARGS]{...}`` with an optional ``[CALL_ID]`` in between."""
     content, *bodies = text.split("[TOOL_CALLS]")
     calls: list[Call] = []
     for body in bodies:
         named = re.match(r"\s*([\w.-]+)(?:\[CALL_ID\](\w+))?(?:\[ARGS\])?\s*(\{.*)", body, re.DOTALL)
         found = _json_calls(body) if named is None else [_call(named[1], named[3], named[2] or "")]
-        calls += _wholes(found, f"[TOOL_CALLS]{body}")
+        calls += _with_whole_text(found, f"[TOOL_CALLS]{body}")
     return content, calls
 
 
@@ -96,7 +97,7 @@ _SEP, _BEGIN, _END = "<｜tool▁sep｜>", "<｜tool▁call▁begin｜>", "<｜t
 
 
 def deepseek(text: str, schemas: Schemas) -> tuple[str, list[Call]]:
-    """The marks of DeepSeek: V3 and R1 fence the arguments, V3.1 writes them as they are."""
+    """Parses DeepSeek's special tokens. V3 and R1 write the arguments in a code fence, V3.1 writes them without one."""
     content, found, section = text.partition("<｜tool▁calls▁begin｜>")  # noqa: RUF001
     if not found:
         return text, []
@@ -105,7 +106,7 @@ def deepseek(text: str, schemas: Schemas) -> tuple[str, list[Call]]:
 
 
 def kimi(text: str, schemas: Schemas) -> tuple[str, list[Call]]:
-    """``<|tool_call_begin|>functions.NAME:PLACE<|tool_call_argument_begin|>{...}<|tool_call_end|>`` in a section."""
+    """Parses Kimi's ``<|tool_call_begin|>functions.NAME:INDEX<|tool_call_argument_begin|>{...}<|tool_call_end|>``."""
     content, found, section = text.partition("<|tool_calls_section_begin|>")
     if not found:
         return text, []
@@ -114,20 +115,20 @@ def kimi(text: str, schemas: Schemas) -> tuple[str, list[Call]]:
 
 
 def harmony_call(name: str, arguments: str) -> Call:
-    """A message to a tool in Harmony (gpt-oss), whose body is JSON."""
+    """Parses a message to a tool in Harmony (gpt-oss), whose body is JSON."""
     call = _call(name, arguments)
     return _whole(call, arguments)
 
 
 def python_calls(opening: str, closing: str) -> CallReader:
-    """Calls as Python writes them, ``name(key=value)``, on lines of their own or in a list (OLMo 3, LFM2)."""
+    """Makes a parser of calls in Python syntax, ``name(key=value)``, one per line or in a list (OLMo 3, LFM2)."""
     return lambda text, schemas: _between(text, opening, closing, _python_calls)
 
 
 def _between(
     text: str, opening: str, closing: str, read: Callable[[str], Sequence[Call]], closes: bool = True
 ) -> tuple[str, list[Call]]:
-    """Content outside of the marks, and what ``read`` finds between them."""
+    """Returns the content outside of the delimiters, and the calls that ``read`` finds between them."""
     content, calls, at = "", list[Call](), 0
     while (start := text.find(opening, at)) >= 0:
         content += text[at:start]
@@ -138,25 +139,25 @@ def _between(
         if end < 0 and closes:
             calls.append(MalformedCall(whole, f"{_UNCLOSED}: {closing} is missing", unfinished=True))
         else:
-            found = _wholes(read(text[inside : at if end < 0 else end]), whole)
+            found = _with_whole_text(read(text[inside : at if end < 0 else end]), whole)
             calls += found if end < 0 else map(_finished, found)
     return content + text[at:], calls
 
 
 def _whole(call: Call, text: str) -> Call:
-    """``call``, with the text of the whole of it where it is malformed."""
+    """Returns ``call``; if it is malformed, ``text``, the whole call with its delimiters, replaces its text."""
     return replace(call, text=text) if isinstance(call, MalformedCall) else call
 
 
 def _finished(call: Call) -> Call:
-    """``call``, whose end was written."""
+    """Returns ``call`` marked as complete, because its closing delimiter was found."""
     return replace(call, unfinished=False) if isinstance(call, MalformedCall) else call
 
 
-def _wholes(calls: Sequence[Call], text: str) -> list[Call]:
-    """``calls``, the first malformed one with the whole text and further ones with none.
+def _with_whole_text(calls: Sequence[Call], text: str) -> list[Call]:
+    """Returns ``calls`` with ``text`` as the text of the first malformed one, and no text for further malformed ones.
 
-    A list that was written once is shown once, however many of its calls could not be read.
+    A list that the policy wrote once is thus shown once, however many of its calls are malformed.
     """
     found = list(calls)
     broken = (place for place, call in enumerate(found) if isinstance(call, MalformedCall))
@@ -186,7 +187,7 @@ def _json_call(call: Any, body: str, key: str) -> Call:
 
 
 def _call(name: str, arguments: str, id_: str = "") -> Call:
-    """A call of ``name`` whose arguments are JSON."""
+    """Makes a call of the tool ``name`` from arguments in JSON."""
     try:
         return NativeCall(name, read_json(arguments.strip() or "{}"), id_)
     except ValueError as error:
@@ -195,7 +196,7 @@ def _call(name: str, arguments: str, id_: str = "") -> Call:
 
 
 def _json_documents(text: str) -> list[str]:
-    """The JSON objects of ``text``, which semicolons or white space separate; all of it where it is not JSON."""
+    """Splits ``text`` into its JSON objects, separated by semicolons or white space; returns it whole if it is not JSON."""
     import json
 
     found, at = list[str](), 0
@@ -225,15 +226,15 @@ def _argument_body(body: str, schemas: Schemas) -> list[Call]:
     return [_pairs(name.strip(), body, _ARGUMENTS, key + pairs, schemas)]
 
 
-def _pairs(name: str, body: str, form: _Tagged, text: str, schemas: Schemas) -> Call:
-    """A call whose arguments stand between tags, each typed by the schema of the tool.
+def _pairs(name: str, body: str, form: _ArgumentTags, text: str, schemas: Schemas) -> Call:
+    """Parses a call whose arguments are written between tags. The tool's schema gives each argument its type.
 
     Args:
-        name: of the tool.
-        body: the call as it was written.
-        form: the tags.
-        text: the arguments.
-        schemas: of the tools.
+        name: The name of the tool.
+        body: The whole call as it was written.
+        form: The tags of the arguments.
+        text: The part of the call that holds the arguments.
+        schemas: The schemas of the tools.
     """
     properties = schemas.get(name, {}).get("properties", {})
     values, at = dict[str, Any](), 0
@@ -254,12 +255,13 @@ def _pairs(name: str, body: str, form: _Tagged, text: str, schemas: Schemas) -> 
 
 
 def _typed(text: str, schema: Any, words: Mapping[str, bool | None]) -> Any:
-    """The value that ``text`` stands for: itself where only text is allowed, else JSON where it can be read as such.
+    """Returns the value of ``text``: the text itself if the schema allows only text, otherwise its JSON value if it has one.
 
-    Several types, or none, are read as JSON where they are, because otherwise no number could be given there. Where only
-    text and null are allowed, the word for null is null: the templates write it so.
+    If the schema allows several types, or gives none, text that is valid JSON is read as JSON, because otherwise no number
+    could be passed. If it allows only text and null, the template's word for null is read as null.
     """
-    whole = schema if isinstance(schema, Mapping) else {}  # the schema true allows any value
+    # A schema may also be ``true``, which allows any value.
+    whole = schema if isinstance(schema, Mapping) else {}
     choices = (*whole.get("anyOf", ()), *whole.get("oneOf", ()))
     parts = [whole, *(part for part in choices if isinstance(part, Mapping))]
     kinds = {kind for part in parts for kind in _kinds(part.get("type"))}
@@ -271,7 +273,8 @@ def _typed(text: str, schema: Any, words: Mapping[str, bool | None]) -> Any:
     try:
         return read_json(word)
     except ValueError:
-        # A schema that wants no text refuses it, and says what it wants.
+        # If the schema does not allow text, the later check against it refuses this value and names the type that it
+        # requires.
         return words.get(word, encodable(text))
 
 
@@ -303,7 +306,7 @@ def _python_calls(body: str) -> list[Call]:
     try:
         if _LONG_PATH.search(body):
             raise ValueError("it names a path of hundreds of names")
-        with warnings.catch_warnings():  # of escapes that Python does not know
+        with warnings.catch_warnings():  # about unknown escape sequences
             warnings.simplefilter("ignore")
             lines = parse_python(body.strip()).body
         values = [line.value for line in lines if isinstance(line, ast.Expr)]
@@ -325,7 +328,7 @@ def _python_call(call: ast.expr) -> Call:
 
 
 def _literal(value: ast.expr) -> Any:
-    """The value of a literal, as JSON has it; ``true``, ``false`` and ``null`` are taken as well."""
+    """Returns the value of a Python literal as JSON would have it; ``true``, ``false`` and ``null`` are accepted too."""
     match value:
         case ast.Name(id=("true" | "false" | "null") as word):
             return {"true": True, "false": False, "null": None}[word]

@@ -1,4 +1,4 @@
-"""How messages become token ids. Both formats only append: ids that were fed or sampled stay as they are."""
+"""How messages become token ids. Both formats only append: ids that were already fed or sampled never change."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -20,19 +20,21 @@ from agentenv.core.token_texts import (
 from agentenv.core.types import Message
 from agentenv.errors import ConfigurationError, first_line
 
-_SAID = "Tuvq7."  # stands in no template
+_PROBE_TEXT = "Tuvq7."  # a text that no chat template contains
 _OPENING: list[dict[str, Any]] = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
 TEXT_ALONE = (
     "the policy reads text alone: take a vision-language model (Qwen2-VL, Qwen2.5-VL, Qwen3-VL) whose folder has its "
     "preprocessor_config.json, or set the environment's option pixels=false"
 )
-"""Why an image is refused where a chat format has no ``ImageReader``."""
-_OTHER_TEMPLATE = "save one that takes these messages in the folder of the tokenizer, or take another model"
-_INLINE = "the format 'inline' has no place for one: use the format 'template' or 'native', or pixels=false"
+"""The error's explanation if a message has an image and the chat format has no ``ImageReader``."""
+_TEMPLATE_ADVICE = "save one that takes these messages in the folder of the tokenizer, or take another model"
+_INLINE_ADVICE = (
+    "the format 'inline' has no place for one: use the format 'template' or 'native', or pixels=false"
+)
 
 
 Defuse = Callable[[str], str]
-"""Takes the control tokens of a tokenizer out of a text."""
+"""A function that makes the control tokens in a text unreadable to the tokenizer."""
 
 
 def _plain(messages: Sequence[Message], defuse: Defuse) -> list[dict[str, Any]]:
@@ -40,11 +42,11 @@ def _plain(messages: Sequence[Message], defuse: Defuse) -> list[dict[str, Any]]:
 
 
 def content_of(message: Message, defuse: Defuse) -> str | list[dict[str, str]]:
-    """What a chat template takes as the content of ``message``: its text, or a list of its parts where there is an image.
+    """Returns ``message`` as a chat template expects its content: text, or a list of parts if it has images.
 
     Args:
-        message: What is to be shown.
-        defuse: Called with each text; what it returns is given to the template.
+        message: The message to show.
+        defuse: Applied to each text before the template gets it.
     """
     if isinstance(message.content, str) or not images_of([message]):
         return defuse(message.text)
@@ -52,7 +54,7 @@ def content_of(message: Message, defuse: Defuse) -> str | list[dict[str, str]]:
     for kind, run in groupby(message.content, key=lambda part: part.kind):
         if kind == "image":
             parts += [{"type": "image"} for _ in run]
-        else:  # texts next to each other could make up a control token between them
+        else:  # adjacent texts could together form a control token
             text = "".join(part.text for part in run)
             parts.append({"type": "text", "text": defuse(text)})
     return parts
@@ -61,10 +63,10 @@ def content_of(message: Message, defuse: Defuse) -> str | list[dict[str, str]]:
 def encode_with_images(
     tokenizer: Any, text: str, messages: Sequence[Any], reader: ImageReader | None
 ) -> list[int]:
-    """The ids of what a chat template made of ``messages``, with as many placeholders as their images have tokens.
+    """Encodes what a chat template rendered from ``messages``, with one placeholder for each token of an image.
 
     Raises:
-        ConfigurationError: the template shows fewer or more images than there are.
+        ConfigurationError: the template rendered another number of images than there are.
         EnvFault: an image cannot be read.
     """
     ids = encode(tokenizer, text)
@@ -73,7 +75,7 @@ def encode_with_images(
 
 
 class InlineFormat:
-    """Search-R1 style: the whole episode is one assistant turn and observations stand inline within it.
+    """The format of Search-R1: the whole episode is one assistant turn, and observations are inserted into it.
 
     The chat template is applied to the opening messages whenever the tokenizer has one, base models included:
     without it a base model loses about 8 points of exact match.
@@ -83,20 +85,20 @@ class InlineFormat:
         """Keeps the tokenizer, and encodes nothing yet.
 
         Args:
-            tokenizer: Of the policy.
-            unread: Whether nobody reads the prompts, as with a script that acts: images are then left out of them.
+            tokenizer: The tokenizer of the policy.
+            unread: Whether the policy ignores its prompts, as a scripted policy does. Images are then left out of them.
         """
         self._tokenizer = tokenizer
         self._defuse = partial(defused, control=control_tokens(tokenizer), normalise=normaliser(tokenizer))
         self._unread = unread
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
-        """The opening messages under the chat template, then the head of the assistant turn.
+        """Encodes the opening messages with the chat template, followed by the header of the assistant turn.
 
-        Without a template they are plain text, behind the token with which the tokenizer begins a text (``<s>`` of Llama).
+        Without a template, the messages are plain text after the tokenizer's beginning-of-sequence token (``<s>`` of Llama).
 
         Raises:
-            ConfigurationError: there is an image among them, or the template refuses them or leaves one out.
+            ConfigurationError: one of them has an image, or the template refuses or drops one.
         """
         self._refuse(messages)
         if self._tokenizer.chat_template is None:
@@ -105,10 +107,10 @@ class InlineFormat:
         return encode(self._tokenizer, _rendered_whole(self._tokenizer, _plain(messages, self._defuse)))
 
     def extend(self, ids: Sequence[int], messages: Sequence[Message]) -> list[int]:
-        """``ids``, then the text of the observation and nothing around it.
+        """Returns ``ids`` followed by the text of the observation, with nothing around it.
 
         Raises:
-            ConfigurationError: there is an image in it.
+            ConfigurationError: the observation has an image.
         """
         self._refuse(messages)
         text = self._defuse("".join(message.text for message in messages))
@@ -116,18 +118,18 @@ class InlineFormat:
 
     def _refuse(self, messages: Sequence[Message]) -> None:
         if not self._unread:
-            refuse_images(messages, _INLINE)
+            refuse_images(messages, _INLINE_ADVICE)
 
     def closing(self, ids: Sequence[int]) -> list[int]:
-        """Nothing: the assistant turn stays open."""
+        """Returns an empty list: the assistant turn stays open."""
         return []
 
 
 class TemplateFormat:
-    """One assistant turn per action, observations in messages of their own, by the tokenizer's template.
+    """The tokenizer's chat template with one assistant turn for each action; observations are messages of their own.
 
-    The text around an observation is the difference between two renderings of a made-up conversation, so any
-    template that renders earlier turns the same way whatever follows them can be used.
+    The text around an observation is found by rendering a short made-up conversation with and without it and taking the
+    difference. So any template works that renders earlier turns in the same way whatever follows them.
     """
 
     def __init__(
@@ -136,9 +138,9 @@ class TemplateFormat:
         """Checks the template.
 
         Args:
-            tokenizer: With a chat template.
-            ends: Ids beside the template's own with which the policy may end a turn.
-            image_reader: Of the policy; None where it reads text alone.
+            tokenizer: A tokenizer with a chat template.
+            ends: Further ids, besides the template's own, with which the policy may end a turn.
+            image_reader: The image reader of the policy; None if the policy reads text only.
 
         Raises:
             ConfigurationError: the tokenizer has no chat template or no end-of-turn token.
@@ -158,11 +160,11 @@ class TemplateFormat:
         self.image_reader = image_reader
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
-        """The opening messages, then the head of the first assistant turn.
+        """Encodes the opening messages, followed by the header of the first assistant turn.
 
         Raises:
-            ConfigurationError: there is an image among them that the policy or its template cannot show, or the
-                template refuses a message or leaves it out.
+            ConfigurationError: the policy or its template cannot show an image among them, or the template refuses or drops
+                a message.
             EnvFault: an image cannot be read.
         """
         self._refuse(messages)
@@ -174,11 +176,11 @@ class TemplateFormat:
             refuse_images(messages, TEXT_ALONE)
 
     def extend(self, ids: Sequence[int], messages: Sequence[Message]) -> list[int]:
-        """``ids`` (which end with the end-of-turn token), then the observation and the head of the next turn.
+        """Returns ``ids``, which end with the end-of-turn token, then the observation and the header of the next turn.
 
         Raises:
-            ConfigurationError: the template rewrites earlier turns when a message follows, or ends them with
-                another mark than its end-of-turn token, or refuses a message, leaves it out or cannot show its image.
+            ConfigurationError: the template changes earlier turns when a message follows, ends them with something other
+                than its end-of-turn token, refuses or drops a message, or cannot show its image.
             EnvFault: an image cannot be read.
         """
         self._refuse(messages)
@@ -192,39 +194,40 @@ class TemplateFormat:
                 "the chat template rewrites an earlier turn when a message follows it, or does not end it "
                 f"with {end!r}; use the format 'native' or 'inline'"
             )
-        # With the end of the turn before it: a token may take the white space behind it, and a text alone may get a space.
+        # The end-of-turn text is encoded together with what follows: some tokens absorb the white space after them, and some
+        # tokenizers put a space before a text that is encoded alone.
         rest = self._mark + after[len(head) :]
         return [*ids, *encode_with_images(self._tokenizer, rest, messages, self.image_reader)[1:]]
 
     def _in_known_roles(self, form: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Results of tools in the name of the user, where the template has no place for what answers no native call."""
+        """Turns tool results into user messages if the template cannot show a result without a native call."""
         if all(message["role"] != "tool" for message in form) or self._shows_tools():
             return form
         return [message | {"role": "user"} if message["role"] == "tool" else message for message in form]
 
     def _shows_tools(self) -> bool:
         try:
-            _rendered_whole(self._tokenizer, [*_OPENING, {"role": "tool", "content": _SAID}])
+            _rendered_whole(self._tokenizer, [*_OPENING, {"role": "tool", "content": _PROBE_TEXT}])
         except ConfigurationError:
             return False
         return True
 
     def closing(self, ids: Sequence[int]) -> list[int]:
-        """The template's end-of-turn token where the policy sampled no end."""
+        """Returns the template's end-of-turn token if the policy did not sample a token that ends the turn."""
         return [] if ids and ids[-1] in self._ends else [self._end]
 
 
 def end_of_turn(tokenizer: Any) -> int | None:
-    """The token with which the chat template ends an assistant's turn; None where there is no template or no such token.
+    """Returns the token with which the chat template ends an assistant's turn; None without a template or such a token.
 
-    It may be another than the tokenizer's ``eos_token``, as with base models that have the template of their chat models.
+    It may differ from the tokenizer's ``eos_token``, for example in base models that ship the template of their chat models.
     """
     if tokenizer.chat_template is None:
         return None
-    said = [{"role": "user", "content": "q"}, {"role": "assistant", "content": _SAID}]
+    said = [{"role": "user", "content": "q"}, {"role": "assistant", "content": _PROBE_TEXT}]
     try:
-        tail = _render(tokenizer, said, open_assistant=False).rpartition(_SAID)[2]
-    except ConfigurationError:  # it is told of where the template is used
+        tail = _render(tokenizer, said, open_assistant=False).rpartition(_PROBE_TEXT)[2]
+    except ConfigurationError:  # reported later, when the template is used
         return None
     special = {tokenizer.eos_token_id, *getattr(tokenizer, "all_special_ids", ())}
     special |= set(getattr(tokenizer, "added_tokens_decoder", ()))
@@ -232,11 +235,12 @@ def end_of_turn(tokenizer: Any) -> int | None:
 
 
 def ends_of_turn(tokenizer: Any, generation_config: Any = None) -> tuple[int, ...]:
-    """Every id that ends a turn: the tokenizer's, the template's, those of ``generation_config`` and the family.
+    """Returns every id that ends a turn: those of the tokenizer, the template, ``generation_config`` and the model family.
 
     Args:
         tokenizer: A transformers tokenizer.
-        generation_config: That of the model, whose ``eos_token_id`` is an id or a list of them; None where there is none.
+        generation_config: The model's generation config, whose ``eos_token_id`` is an id or a list of ids; None if it has
+            none.
     """
     named = getattr(generation_config, "eos_token_id", None)
     known = named if isinstance(named, list | tuple) else [named]
@@ -245,7 +249,7 @@ def ends_of_turn(tokenizer: Any, generation_config: Any = None) -> tuple[int, ..
 
 
 def _family_ends(tokenizer: Any) -> list[int]:
-    """Ids with which models of the template's family end a turn, such as that behind a tool call."""
+    """Returns further ids with which models of this family end a turn, such as the token after a tool call."""
     template, ids = tokenizer.chat_template, getattr(tokenizer, "added_tokens_encoder", {})
     if isinstance(template, Mapping):
         template = template.get("default")
@@ -254,20 +258,20 @@ def _family_ends(tokenizer: Any) -> list[int]:
 
 
 def _rendered_whole(tokenizer: Any, messages: list[dict[str, Any]]) -> str:
-    """The conversation up to where the assistant speaks.
+    """Renders the conversation up to the place where the assistant writes.
 
     Raises:
-        ConfigurationError: the template refuses it, or leaves a message out.
+        ConfigurationError: the template refuses the conversation or drops a message.
     """
     text = _render(tokenizer, messages, open_assistant=True)
     for place, message in enumerate(messages):
         said = message["content"]
         if not isinstance(said, str) or said.strip() in text:
-            continue  # one that a template writes in another way is told from one that it drops by a text of our own
-        probe = [*messages[:place], message | {"content": _SAID}, *messages[place + 1 :]]
-        if _SAID not in _render(tokenizer, probe, open_assistant=True):
+            continue  # a probe text tells a message that the template rewrites from one that it drops
+        probe = [*messages[:place], message | {"content": _PROBE_TEXT}, *messages[place + 1 :]]
+        if _PROBE_TEXT not in _render(tokenizer, probe, open_assistant=True):
             raise ConfigurationError(
-                f"the chat template leaves out a message of the role {message['role']!r}: {_OTHER_TEMPLATE}"
+                f"the chat template leaves out a message of the role {message['role']!r}: {_TEMPLATE_ADVICE}"
             )
     return text
 
@@ -280,10 +284,10 @@ def _render(tokenizer: Any, messages: list[dict[str, Any]], *, open_assistant: b
             add_generation_prompt=open_assistant,
             **dated_template(template_of(tokenizer)),
         )
-    except Exception as error:  # a template raises whatever its author wrote
+    except Exception as error:  # a template may raise any error
         roles = ", ".join(message["role"] for message in messages)
         raise ConfigurationError(
-            f"the chat template refuses a conversation of the roles {roles} ({first_line(error)}): {_OTHER_TEMPLATE}"
+            f"the chat template refuses a conversation of the roles {roles} ({first_line(error)}): {_TEMPLATE_ADVICE}"
         ) from error
     return text
 
@@ -291,16 +295,16 @@ def _render(tokenizer: Any, messages: list[dict[str, Any]], *, open_assistant: b
 def cut_at_stop(
     ids: Sequence[int], decode: Callable[[Sequence[int]], str], stops: Sequence[str]
 ) -> tuple[int, str] | None:
-    """Where a chunk ends if a stop string occurs in it.
+    """Finds the first stop string in sampled tokens.
 
     Args:
         ids: The sampled tokens.
-        decode: Text of a run of tokens.
+        decode: Decodes a sequence of tokens to text.
         stops: Stop strings; the one that ends first wins.
 
     Returns:
-        Number of tokens up to and including the one that completes the stop string (cut the log-probs to the
-        same number), and the text cut right after the stop string; None where no stop string occurs.
+        The number of tokens up to and including the one that completes the stop string (truncate the log-probs to the same
+        number), and the text up to the end of the stop string; None if no stop string occurs.
     """
     text = decode(ids)
     ends = [text.index(stop) + len(stop) for stop in stops if stop in text]
@@ -311,7 +315,8 @@ def cut_at_stop(
     def complete(count: int) -> bool:
         return decode(ids[:count]).startswith(text[:end])
 
-    # Mostly the last token completes it. Where much follows, one token less at a time would take the square of its length.
+    # Usually the last token completes it. Otherwise a bisection is used, because removing one token at a time would take
+    # quadratic time.
     last = len(ids) - 1
     count = bisect_left(range(last), True, lo=1, key=complete) if last and complete(last) else len(ids)
     return count, text[:end]

@@ -1,4 +1,4 @@
-"""The chat formats by name."""
+"""Constructs the chat formats by name."""
 
 from collections.abc import Collection, Mapping
 from typing import Any, Literal
@@ -21,18 +21,18 @@ def make_chat_format(
     template_options: Mapping[str, Any] | None = None,
     image_reader: ImageReader | None = None,
 ) -> ChatFormat:
-    """How messages become ids.
+    """Makes the chat format ``name``, which turns messages into token ids.
 
     Args:
         name: ``inline``, ``template`` or ``native``.
-        tokenizer: Of the policy.
-        ends: Ids with which the policy may end a turn.
-        family: Of the model, for ``native``; empty reads it from the chat template.
+        tokenizer: The tokenizer of the policy.
+        ends: Token ids with which the policy may end a turn.
+        family: The model family, for ``native``; empty detects it from the chat template.
         template_options: Arguments of the chat template, for ``native``.
-        image_reader: Of the policy; None where it reads text alone.
+        image_reader: The image reader of the policy; None if the policy reads text only.
 
     Raises:
-        ConfigurationError: the tokenizer's template does not serve, or options of ``native`` are given to another format.
+        ConfigurationError: the tokenizer's template cannot be used, or another format was given options of ``native``.
     """
     if name == "native":
         return NativeFormat(
@@ -45,10 +45,10 @@ def make_chat_format(
 
 
 def check_chat_options(name: str, family: str, template_options: Mapping[str, Any]) -> None:
-    """Refuses options of the format ``native`` where another one would not heed them.
+    """Refuses options of the format ``native`` if another format is named, because it would ignore them.
 
     Raises:
-        ConfigurationError: there are such options.
+        ConfigurationError: such options were given.
     """
     if name != "native" and (family or template_options):
         given = f"family {family!r}" if family else f"template option {min(template_options)!r}"

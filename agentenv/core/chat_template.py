@@ -1,4 +1,4 @@
-"""``ChatTemplate``: a model's own chat template, given conversations in the form that its family takes them in."""
+"""``ChatTemplate``: renders conversations with a model's own chat template, in the form that its family expects."""
 
 import json
 import secrets
@@ -17,32 +17,34 @@ from agentenv.core.types import Message
 from agentenv.errors import ConfigurationError, first_line
 
 MARK = f"Tuvq{secrets.token_hex(8)}x{{}}z"
-"""Stands for a text while a template is rendered. Nobody can write it into a conversation: marks of results within results
-would otherwise be filled one after the other, and a few of them would make a prompt of any length."""
+"""Temporarily replaces a text while a template is rendered. It contains a random number, so that nobody can write it into a
+conversation. Otherwise results that contain such marks would be inserted into each other, and a few of them could make a
+prompt of any length."""
 
 
 @dataclass
 class TemplateForm:
-    """How a template takes conversations; `agentenv.core.template_trials` finds it out by trying the template."""
+    """How a template expects conversations, as `agentenv.core.template_trials` finds out by test conversations."""
 
     thinking_key: str = ""
-    """The entry of a message that holds its thinking; empty where the template knows none."""
+    """The key of a message under which the template expects the thinking; empty if the template has none."""
     thinks_nothing: bool = False
-    """Whether prompts end with thinking that is over, as where it is turned off."""
+    """Whether every prompt ends with a closed thinking block, as happens when thinking is turned off."""
     json_arguments: bool = False
-    """Whether arguments of calls are given as JSON in a text, and not as an object."""
+    """Whether the template expects a call's arguments as a JSON string instead of an object."""
     calls_in_content: bool = False
-    """Whether calls are given as the text of their turn."""
+    """Whether the template expects calls as part of the content of a turn."""
     call_marks: frozenset[str] = frozenset()
-    """Control tokens by which calls are written."""
+    """The control tokens with which calls are written."""
     declares: bool = False
-    """Whether tools are declared in the system prompt, as the family documents it, because the template shows none."""
+    """Whether the tools are declared in the system prompt, as the family documents it, because the template ignores
+    tools."""
     tool_without_call: bool = False
-    """Whether a result is shown that answers no call."""
+    """Whether the template can show a tool result that answers no call."""
 
 
 class ChatTemplate:
-    """Renders conversations as one family does, with no control token in any text of them."""
+    """Renders conversations for one model family; texts in them cannot contain control tokens."""
 
     def __init__(
         self,
@@ -53,18 +55,19 @@ class ChatTemplate:
         ends: Collection[int] = (),
         image_reader: ImageReader | None = None,
     ) -> None:
-        """Reads the template.
+        """Analyses the chat template.
 
         Args:
-            tokenizer: With a chat template.
-            family: Name of the model family; empty reads it from the template.
-            options: Arguments of the template, such as ``enable_thinking``; ``date`` is what a template takes for today.
-            ends: Ids with which the policy ends a turn.
-            image_reader: Of the policy; None where it reads text alone.
+            tokenizer: A tokenizer with a chat template.
+            family: The name of the model family; empty detects it from the template.
+            options: Arguments of the template, such as ``enable_thinking``. ``date`` is the date that the template uses as
+                today.
+            ends: Token ids with which the policy ends a turn.
+            image_reader: The image reader of the policy; None if the policy reads text only.
 
         Raises:
-            ConfigurationError: no chat template, or one that cannot be rendered or ends no turn.
-            UnknownName: no such family.
+            ConfigurationError: there is no chat template, or it cannot be rendered, or it does not end turns.
+            UnknownName: there is no family of this name.
         """
         if tokenizer.chat_template is None:
             raise ConfigurationError(
@@ -101,9 +104,8 @@ class ChatTemplate:
         if self._form.declares and tools and self.family.declare is not None:
             form = _with_system(form, self.family.declare(declared), self.family.declares_after)
         rendered = declared or None
-        named: dict[str, Any] = (
-            {"xml_tools": rendered} if "xml_tools" in self._template else {}
-        )  # SmolLM3 calls them so
+        # SmolLM3's name for the tools
+        named: dict[str, Any] = {"xml_tools": rendered} if "xml_tools" in self._template else {}
         named |= dated_template(template_of(self._tokenizer, rendered), self._day)
         try:
             text: str = self._tokenizer.apply_chat_template(
@@ -114,7 +116,7 @@ class ChatTemplate:
                 **named,
                 **self._options,
             )
-        except Exception as error:  # a template raises whatever its author wrote
+        except Exception as error:  # a template may raise any error
             raise ConfigurationError(
                 f"the chat template of the family {self.family.name!r} refuses this conversation ({first_line(error)}): use "
                 "the inline format"
@@ -129,7 +131,7 @@ class ChatTemplate:
         if message.role != "tool":
             return {"role": message.role, "content": content_of(message, self._defused_text)}
         text = defused(message.text, (*self._control, *self._tags), self._normalise)
-        if self._in_users_name(message):
+        if self._shown_as_user_message(message):
             return {"role": "user", "content": text}
         if self.family.plain_results:
             mark = MARK.format(f"r{len(texts)}r")
@@ -138,12 +140,13 @@ class ChatTemplate:
         name, answered = self._defused(message.name), self._defused(message.call_id)
         return {"role": "tool", "content": text, "name": name, "tool_call_id": answered}
 
-    def _in_users_name(self, message: Message) -> bool:
-        """Whether ``message`` says what is wrong with a malformed call to a family whose tools answer calls alone."""
+    def _shown_as_user_message(self, message: Message) -> bool:
+        """Whether ``message`` is a tool message without a call that the template can show only as a user message."""
         return message.role == "tool" and not message.name and not self._form.tool_without_call
 
     def _assistant(self, turn: AssistantTurn) -> dict[str, Any]:
-        # With the marks of calls as they were written: the row goes on, and what was wrong is seen.
+        # Malformed calls keep their control tokens, so that the conversation still begins with the sampled ids and the model
+        # sees its mistake.
         others = [token for token in self._control if token not in self._form.call_marks]
         raw = [
             defused(call.text, others, self._normalise)
@@ -181,7 +184,7 @@ class ChatTemplate:
         return defused(text, self._control, self._normalise)
 
     def _defused(self, value: Any) -> Any:
-        """A value with no control token in any text of it: a turn of the policy is shown again, and may hold any."""
+        """Returns ``value`` with unreadable control tokens in all its texts, because a policy's turn may hold some."""
         if isinstance(value, str):
             return self._defused_text(value)
         if isinstance(value, Mapping):
@@ -193,7 +196,7 @@ class ChatTemplate:
 
 
 def _with_system(form: Sequence[dict[str, Any]], text: str, between: str) -> list[dict[str, Any]]:
-    """Messages with ``text`` behind the system prompt, or as one."""
+    """Appends ``text`` to the system prompt, or adds it as one."""
     if form and form[0]["role"] == "system":
         return [form[0] | {"content": f"{form[0]['content']}{between}{text}"}, *form[1:]]
     return [{"role": "system", "content": text}, *form]

@@ -1,4 +1,4 @@
-"""Runs one check of the contract in a thread; a check that hangs is abandoned, with an error that says where it hangs."""
+"""Runs one check of the environment contract in a thread; abandons a check that hangs and says where it hangs."""
 
 import threading
 from collections.abc import Callable
@@ -9,24 +9,24 @@ from agentenv.core.error_places import place_of_thread
 
 T = TypeVar("T")
 
-_LONG_S = 15.0  # after which a check says that it is still running
+_LONG_S = 15.0  # a check that takes longer is reported as still running
 
 
 class CheckHung(TimeoutError):
-    """A check did not end in time. A ``TimeoutError`` that the environment itself raises is another error."""
+    """A check did not end in time. It differs from a ``TimeoutError`` that the environment itself raises."""
 
 
 def in_check_time(name: str, check: Callable[[], T], waiting: Callable[[str], None], seconds: float) -> T:
-    """The result of a check of the contract, which runs in a thread.
+    """Runs a check of the contract in a thread and returns its result.
 
     Args:
-        name: Of the check.
+        name: The name of the check.
         check: Takes no arguments.
-        waiting: Is told of a check that takes long, and where in the environment's code it is.
-        seconds: That it may take.
+        waiting: Called with a message if the check takes long; the message says where in the environment's code it is.
+        seconds: The time limit of the check.
 
     Raises:
-        CheckHung: it took too long; says where it is.
+        CheckHung: the check took too long; the message says where it is.
     """
     threads: list[int] = []
     ended = threading.Event()

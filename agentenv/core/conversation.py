@@ -1,4 +1,4 @@
-"""A conversation in the format ``native``, as an episode carries it from turn to turn."""
+"""The conversation of an episode in the format ``native``, as it grows from turn to turn."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,61 +13,61 @@ from agentenv.errors import AgentEnvError
 
 
 class Unrenderable(AgentEnvError):
-    """The chat template refuses the conversation as the policy led it."""
+    """The chat template refuses the conversation because of what the policy wrote."""
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """What was said so far, and the prompt that the template made of it."""
+    """The messages so far, and the prompt that the chat template rendered from them."""
 
     family: Family
     messages: tuple[Message | AssistantTurn, ...]
     tools: tuple[Mapping[str, Any], ...]
-    """In OpenAI's form."""
+    """The declared tools in OpenAI's form."""
     prompt: str
-    """The text up to the place where the policy writes."""
+    """The rendered text up to the place where the policy writes."""
 
     def read(self, text: str) -> AssistantTurn:
-        """What the policy wrote after the prompt."""
+        """Parses the text that the policy wrote after the prompt."""
         schemas = {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in self.tools}
         opened = self.prompt.rstrip().endswith(self.family.thinking)
         return self.family.read(text, opened, schemas)
 
     def said(self, turn: AssistantTurn) -> "Conversation":
-        """The conversation with a turn of the policy added."""
+        """Returns the conversation with a turn of the policy added."""
         return replace(self, messages=(*self.messages, turn))
 
 
 @runtime_checkable
 class ConversationFormat(Protocol):
-    """A chat format that makes each prompt of the whole conversation, and declares the tools of the environment."""
+    """A chat format that renders each prompt from the whole conversation, and declares the environment's tools."""
 
     def open(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
     ) -> tuple[Conversation, list[int]]:
-        """The conversation that ``messages`` begin, and its ids.
+        """Starts a conversation with ``messages``; returns it and its token ids.
 
         Raises:
-            ConfigurationError: the model cannot be shown these tools or messages.
+            ConfigurationError: the chat template cannot show these tools or messages.
         """
 
     def go_on(
         self, ids: Sequence[int], conversation: Conversation, new: Sequence[Message]
     ) -> tuple[Conversation, list[int]]:
-        """The conversation after ``new``, and its ids: those of ``ids`` and more, or others where earlier turns change.
+        """Adds the messages ``new``; returns the conversation and its ids: ``ids`` and more, unless earlier turns changed.
 
         Args:
-            ids: The row so far, the turn of the policy included.
-            conversation: Ends with that turn.
-            new: What the environment shows.
+            ids: The ids so far, including the policy's last turn.
+            conversation: The conversation, which ends with that turn.
+            new: The messages from the environment.
 
         Raises:
-            Unrenderable: what the policy wrote cannot be part of a prompt.
+            Unrenderable: the policy's turn cannot be part of a prompt.
         """
 
 
 def as_turns(messages: Sequence[Message]) -> tuple[Message | AssistantTurn, ...]:
-    """``messages`` in which each one with tool calls is a turn of the policy, as a whole context shows earlier ones."""
+    """Converts every message with tool calls to a turn of the policy, as a replaced context shows earlier turns."""
     return tuple(_as_turn(message) if message.calls else message for message in messages)
 
 
@@ -79,6 +79,6 @@ def _as_turn(message: Message) -> AssistantTurn:
 
 
 def openai_call(call: NativeCall) -> dict[str, Any]:
-    """A call as a message of OpenAI's chat completions holds it, with its arguments as JSON in a text."""
+    """Writes a call in the form of OpenAI's chat completions, with its arguments as a JSON string."""
     arguments = json.dumps(call.arguments, ensure_ascii=False)
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}

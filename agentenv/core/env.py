@@ -1,8 +1,7 @@
-"""What an environment is: a Gymnasium environment that speaks in messages and can be rewound.
+"""The base class of environments: Gymnasium environments that exchange messages and can be rewound.
 
-A subclass keeps everything that changes in ``self.state`` (one data class) and everything shared or immutable
-(task set, retriever, client) as plain attributes. Snapshot, restore and fork then work without a line from
-the author.
+A subclass keeps everything that changes in ``self.state`` (one data class), and everything shared or immutable (task set,
+retriever, client) in other attributes. Snapshot, restore and fork then work without any further code.
 """
 
 import asyncio
@@ -48,10 +47,10 @@ _log = logging.getLogger(__name__)
 
 
 class Env(gymnasium.Env[Observation, str], Generic[StateT]):
-    """Base of every environment; override ``reset`` and ``step``, or for network input/output ``AsyncEnv``.
+    """Base class of every environment. Override ``reset`` and ``step``; with network access derive from ``AsyncEnv``.
 
-    ``reset`` poses ``options["task"]`` where one is given, and its ``info["task_id"]`` is the id of the task it posed: an
-    episode whose id is another one is a failure of the environment, not a score.
+    If ``options["task"]`` is given, ``reset`` poses that task. ``info["task_id"]`` of ``reset`` is the id of the posed task;
+    an episode with another id than the given task's counts as a failure of the environment, and not as a score.
 
     Example:
         ```python
@@ -81,50 +80,49 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 1}  # type: ignore[misc]
     capability: ClassVar[StateCapability] = StateCapability.MEMORY
     reward_floor: ClassVar[float] = 0.0
-    """Outcome of a policy that does nothing useful."""
+    """The reward of a policy that does nothing useful."""
     reward_ceiling: float = 1.0
-    """Outcome of the expert."""
+    """The reward of the expert."""
     no_expert: ClassVar[str] = "no expert is declared"
-    """Why ``expert`` gives None, where it does."""
+    """The reason why ``expert`` returns None, if it does."""
     call_markers: ClassVar[tuple[str, ...]] = ()
-    """Texts that begin a tool call in an action; what stands before the first one is reasoning. Empty where the whole
-    action is the call."""
+    """Texts that begin a tool call in an action; the text before the first one is reasoning. Empty if the whole action is
+    the call."""
     stop: ClassVar[tuple[str, ...]] = ()
-    """Texts that end an action: an engine samples nothing after the first. Empty where the end of a turn does."""
+    """Stop strings: the engine stops sampling after the first one. Empty if only the end of the turn ends an action."""
     scorers: ClassVar[tuple[str, ...]] = ("reward",)
-    """Scorers that its episodes are evaluated by unless others are named, the headline first; ``reward`` is the sum of what
-    the environment itself gave."""
+    """The default scorers of its episodes, the main one first; ``reward`` is the sum of the environment's own rewards."""
     reward_options: ClassVar[frozenset[str]] = frozenset()
-    """Options that decide what an episode earns, and nothing that the policy sees but its opening message
-    (`default_prompt`). The card of a trained policy leaves them out: an evaluation measures by its own."""
+    """Options that change only the reward and the opening message (`default_prompt`), nothing else that the policy sees.
+    They are left out of the card of a trained policy, because each evaluation sets its own."""
     reports_searches: ClassVar[bool] = False
-    """Whether the tool results of an episode hold every search that it made. If so, an episode whose results name no
-    documents has made no search. If not, the searches of such an episode are unknown and left out."""
+    """Whether the tool results of an episode record every search that it made. If True, an episode whose results name no
+    documents made no search. If False, the searches of such an episode are unknown and left out of statistics."""
     refuses_half_escapes: ClassVar[bool] = False
-    r"""Whether the environment itself handles an action that holds an escape of half a surrogate pair, such as ``\ud83d``.
-    Otherwise ``step`` is given ``\ufffd`` in its place, so that no policy can make it fail by one."""
+    r"""Whether the environment handles an action with an escaped lone surrogate, such as ``\ud83d``, itself. Otherwise
+    ``step`` gets ``\ufffd`` in its place, so that no policy can make the environment fail."""
     reads_thoughts: ClassVar[bool] = False
-    """Whether a thought between ``<think>`` tags is part of an action, as its messages or rewards have it. What a model has
-    thought in its native form is then in the action too."""
+    """Whether a thought between ``<think>`` tags is part of an action for this environment's messages or rewards. If so, the
+    native thinking of a model is included in the action too."""
     judges_state: ClassVar[bool] = False
-    """Whether an episode is judged by what its actions have done, and not by what its last action says."""
+    """Whether an episode is scored by the effects of its actions, and not by the text of the last action."""
     client_data: ClassVar[Mapping[str, Any]] = {}
-    """What ``Task.data`` of a client of a server may hold, and the type of each entry. An entry must never name a file, an
-    address or a class, because every client of the server may choose its value."""
+    """The entries that ``Task.data`` may hold if a client of a server sends the task, and their types. An entry must never
+    name a file, an address or a class, because every client of the server chooses its value."""
     client_options: ClassVar[Mapping[str, Any]] = {}
-    """Options of ``reset`` beside ``task`` that a client of a server may give, and their types, under the same rule."""
+    """Options of ``reset`` besides ``task`` that a client of a server may give, and their types; the same rule holds."""
     native: bool = False
-    """Whether the policy calls tools in the form that its model was trained in. The episode loop sets it before ``reset``;
-    messages then say nothing of how a tool is called, and results stand in them without tags of their own."""
+    """Whether the policy calls tools in its model's native form. The episode loop sets it before ``reset``. The messages of
+    the environment then do not explain how to call a tool, and contain results without tags around them."""
     sampled: TurnTokens = TurnTokens()
-    """The tokens of the action that ``step`` gets, which the episode loop sets before it; outside of one, none."""
+    """The token counts of the action that ``step`` is about to get. The episode loop sets it; otherwise it is zero."""
     state: StateT
     _closed = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Refuses what would fail in every episode: a coroutine for a plain function, a wrong signature or declaration.
+        """Refuses declarations that would fail in every episode: a coroutine for a plain method, or a wrong signature.
 
-        Nothing would await such a coroutine, and what it closes would stay open.
+        Nothing would await such a coroutine, and resources that it should close would stay open.
         """
         super().__init_subclass__(**kwargs)
         for name in ("reset", "step", "close", "render", "expert"):
@@ -145,27 +143,27 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
 
     @classmethod
     def default_prompt(cls, options: Mapping[str, Any], *, native: bool = False) -> str | None:
-        """The opening message under ``options`` where one of ``reward_options`` changes it; None where none does.
+        """Returns the opening message that results from ``options`` if one of ``reward_options`` changes it; otherwise None.
 
-        The card of a trained policy leaves these options out and states the message in their place, so that an evaluation
-        asks as training did.
+        The card of a trained policy omits these options and contains the message instead, so that an evaluation asks the
+        policy in the same way as its training did.
 
         Args:
-            options: Arguments of the constructor, ``prompt`` not among them.
-            native: Whether the policy calls tools in the form that its model was trained in.
+            options: Arguments of the constructor, without ``prompt``.
+            native: Whether the policy calls tools in its model's native form.
         """
         return None
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Info]:
-        """Seeds ``np_random`` and the turn count; a subclass calls it first and gives its own observation.
+        """Seeds ``np_random`` and resets the turn count. A subclass calls it first and returns its own observation and info.
 
-        The resources in the state of the episode before are closed, and a state that held some is gone.
+        The resources in the state of the previous episode are closed. A state that held resources is deleted.
 
         Raises:
-            UnknownName: ``options`` that a subclass hands on hold something else than ``task`` and ``client_options``.
-            ConfigurationError: an option of another type.
+            UnknownName: a subclass passed ``options`` on, and they contain a key other than ``task`` and ``client_options``.
+            ConfigurationError: an option has the wrong type.
         """
         check_reset_options(type(self).__name__, self.client_options, options)
         self._leave_episode()
@@ -174,44 +172,44 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
         return (), {}
 
     def step(self, action: str) -> Step:
-        """Acts once.
+        """Executes one action.
 
         Raises:
-            EpisodeOver: the episode has ended or was never reset.
+            EpisodeOver: the episode has ended, or the environment was never reset.
         """
         raise NotImplementedError(f"{type(self).__name__} has no step(); write `def step(self, action)`")
 
     def cut_reward(self) -> float:
-        """The further reward of an episode that its policy ends and not its environment, for example by filling its context.
+        """Returns the additional reward of an episode that ends early, for example because the policy filled its context.
 
-        Where an episode that ends without an answer loses something, it has to lose it here too, or else writing until the
-        context is full would be the cheaper way to give up.
+        If the environment penalises an episode without an answer, this method has to return the same penalty. Otherwise
+        filling the context would be the cheaper way to give up.
         """
         return 0.0
 
     def turn_stop(self, stop: tuple[str, ...]) -> tuple[str, ...]:
-        """The strings of ``stop`` that end the next turn: all of them, unless one would cut off what the turn must hold."""
+        """Returns the strings of ``stop`` that may end the next turn; by default all of them."""
         return stop
 
     def use_policy(self, policy: Policy, chat: ChatFormat) -> None:
-        """Tells the environment before ``reset`` which policy will act; only one that asks the policy itself keeps it."""
+        """Tells the environment before ``reset`` which policy will act. Only environments that query the policy keep it."""
 
     def native_tools(self) -> Sequence[ToolForm]:
-        """The tools that a model may call in its native form; empty where actions are plain text."""
+        """Returns the tools that a model may call in its native form; empty if actions are plain text."""
         return ()
 
     def native_action(self, turn: AssistantTurn) -> str:
-        """The action that a turn in the native form stands for: its text, with the thinking if it ``reads_thoughts``."""
+        """Converts a native turn to an action: its content, preceded by its thinking if the class ``reads_thoughts``."""
         return turn.with_thinking if self.reads_thoughts else turn.content
 
     def held_tasks(self) -> Sequence[Task]:
-        """The tasks that ``reset`` draws from, which clients may name by their ids; empty where each one is generated."""
+        """Returns the tasks from which ``reset`` draws, which clients may name by id; empty if each task is generated."""
         return ()
 
     def choose_task(self, options: Mapping[str, Any] | None) -> Task | None:
-        """The task of ``options``, else one of ``held_tasks`` drawn by ``np_random``; None where there is neither.
+        """Returns the task of ``options``, or else draws one of ``held_tasks`` by ``np_random``; None if there is neither.
 
-        A task is drawn in either case, so that what is drawn after it does not depend on ``options``.
+        A task is drawn in both cases, so that later draws do not depend on ``options``.
         """
         tasks = self.held_tasks()
         drawn = tasks[int(self.np_random.integers(len(tasks)))] if tasks else None
@@ -220,27 +218,27 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
     async def areset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Info]:
-        """``reset`` in a worker thread; environments with network input/output override it."""
+        """Runs ``reset`` in a worker thread. Environments with network input and output override it."""
         return await asyncio.to_thread(self.reset, seed=seed, options=options)
 
     async def astep(self, action: str) -> Step:
-        """``step`` in a worker thread; environments with network input/output override it."""
+        """Runs ``step`` in a worker thread. Environments with network input and output override it."""
         return await asyncio.to_thread(self.step, action)
 
     @property
     def awaits(self) -> bool:
-        """Whether the environment is written as coroutines; the methods of a plain environment are called in threads."""
+        """Whether the environment is written as coroutines. The methods of other environments are called in threads."""
         return type(self).areset is not Env.areset or type(self).astep is not Env.astep
 
     def check_running(self, action: object = "") -> None:
-        """Refuses an action in an episode that is over, and what is no action; ``step`` calls this first.
+        """Checks that the episode is running and that ``action`` is text. ``step`` calls this first.
 
         Args:
-            action: What ``step`` was given.
+            action: The argument of ``step``.
 
         Raises:
-            EpisodeOver: the episode has ended or was never reset.
-            ConfigurationError: the action is no text.
+            EpisodeOver: the episode has ended, or the environment was never reset.
+            ConfigurationError: the action is not text.
         """
         if self._closed:
             raise EpisodeOver("this environment is closed; call reset() before step()")
@@ -263,20 +261,20 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
         tool_results: Sequence[ToolResult] = (),
         **info: Any,
     ) -> Step:
-        """Closes the turn: builds the ``Step`` with the entries that ``info`` always has.
+        """Ends the turn: builds the ``Step`` and the entries that its ``info`` always has.
 
         Args:
-            observation: What is new since the action.
-            reward: Reward of this turn.
-            end: Why the episode ended, or None while it goes on.
-            truncated: Whether a budget of ours ended it, rather than the task.
-            valid: Whether the action could be acted on.
-            tool_results: One entry a tool call.
-            info: Further entries. ``reward_parts`` says of which rewards ``reward`` is the sum, by name, for credit that
-                compares each by itself.
+            observation: The new messages since the action.
+            reward: The reward of this turn.
+            end: The reason why the episode ended, or None if it continues.
+            truncated: Whether a budget ended the episode and not the task itself.
+            valid: Whether the action could be executed.
+            tool_results: One result for each tool call.
+            info: Further entries of ``info``. ``reward_parts`` names the parts that sum up to ``reward``, for credit
+                assignment that compares each part separately.
 
         Raises:
-            EpisodeOver: the episode had ended already or was never reset.
+            EpisodeOver: the episode had already ended, or the environment was never reset.
         """
         self.check_running()
         self._turn += 1
@@ -289,19 +287,19 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
         )
 
     def snapshot(self) -> Snapshot:
-        """Captures state, random generator and turn count.
+        """Captures the state, the random generator and the turn count.
 
         Raises:
-            SnapshotRefused: a live interpreter cannot be captured as it stands.
-            SnapshotError: a part could not be captured. Nothing is left behind.
+            SnapshotRefused: a live interpreter cannot be captured in its present state.
+            SnapshotError: a part could not be captured. Parts captured before it have been released.
         """
         return Snapshot(self, self._core())
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Goes back to ``snapshot``; the same actions then give the same observations and rewards.
+        """Returns to ``snapshot``. The same actions then give the same observations and rewards.
 
         Raises:
-            SnapshotError: the snapshot belongs to another environment, was released, or a resource failed.
+            SnapshotError: the snapshot belongs to another environment or was released, or a resource could not be restored.
         """
         if not isinstance(snapshot, Snapshot):
             raise SnapshotError(f"restore() takes what snapshot() gave, not {snapshot!r:.80}")
@@ -312,10 +310,10 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
         self.__dict__.update(snapshot.bring_back())
 
     def fork(self, n: int = 1) -> list[Self]:
-        """``n`` independent environments in the present state, sharing what is immutable.
+        """Makes ``n`` independent environments in the present state, which share everything immutable.
 
         Raises:
-            SnapshotError: a part could not be forked; the forks made before it have been closed.
+            SnapshotError: a part could not be forked. Forks made before it have been closed.
             ValueError: ``n`` is below 0.
         """
         if n < 0:
@@ -338,7 +336,7 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
         return {name: self.__dict__[name] for name in names if name in self.__dict__}
 
     def __getstate__(self) -> dict[str, Any]:
-        """What pickle takes; raises a ``PicklingError`` that names what cannot be pickled."""
+        """Returns the attributes to pickle; raises a ``PicklingError`` that names an attribute that cannot be pickled."""
         return picklable(self)
 
     def __copy__(self) -> Self:
@@ -353,49 +351,49 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
 
     @classmethod
     def make_tasks(cls, n: int, *, seed: int = 0, split: str = "train") -> Sequence[Task]:
-        """``n`` tasks of the environment's own making, the same for the same arguments and disjoint across splits.
+        """Generates ``n`` tasks. Equal arguments give equal tasks, and different splits share no task.
 
-        A subclass that makes tasks may take further keyword-only arguments: a run's configuration fills them.
+        A subclass that generates tasks may take further keyword-only arguments, which the configuration of a run sets.
 
         Raises:
-            ConfigurationError: it makes none.
+            ConfigurationError: the environment does not generate tasks.
         """
         raise ConfigurationError(f"{cls.__name__} makes no tasks of its own: name a dataset")
 
     def anchor_key(self) -> str | None:
-        """The state without history, equal for equal futures; None where step groups make no sense."""
+        """Returns a key of the state without its history, equal for equal futures; None if it has no such key."""
         return None
 
     def scene(self) -> TurnScene | None:
-        """The screen as it is now, for people who read the record of the episode; None where there is none."""
+        """Returns the present screen, for people who view the record of the episode; None if there is none."""
         return None
 
     def expert(self) -> Sequence[str] | None:
-        """Actions that score full from the start of the present episode, or None where no expert exists."""
+        """Returns actions that earn the full reward from the start of the present episode; None without an expert."""
         return None
 
     def expert_gives_up(self) -> str | None:
-        """The last action of the expert where this episode did not show the evidence for its answer; None where it did.
+        """Returns a last action that gives up, if this episode did not show the evidence for the expert's answer; else None.
 
-        The scripted actions come from the record of the task. It is called after all of them but the last, so that the
-        expert's score is a ceiling of what can be found and not 1 by definition.
+        The expert's actions are derived from the task's record. This method is called after all of them except the last, so
+        that the expert's score is the share of answers that can be found, and not 1 by definition.
 
         Raises:
-            ConfigurationError: the record of the task does not say what the expert would have to look for.
+            ConfigurationError: the task's record does not contain the evidence that the expert would need.
         """
         return None
 
     def close(self) -> None:
-        """Closes every resource in the state; ``step`` is refused until the next reset. A second call does nothing."""
+        """Closes every resource in the state. ``step`` raises until the next ``reset``. A second call does nothing."""
         if not self._closed:
             self._closed = True
             _close_all(self.__dict__.get("state"))
             super().close()
 
     def _leave_episode(self) -> None:
-        """Closes the resources that the last episode has left, unless ``close`` has, and forgets the state around them.
+        """Closes the resources of the previous episode, unless ``close`` has done so, and deletes the state that held them.
 
-        What cannot be closed is no failure of the episode that begins: it is logged.
+        A resource that cannot be closed must not fail the new episode, so the error is only logged.
         """
         held = [*resources_of(self.__dict__.get("state"))]
         if not held:
@@ -409,17 +407,17 @@ class Env(gymnasium.Env[Observation, str], Generic[StateT]):
 
 
 def _close_all(state: object) -> None:
-    """Closes every resource in ``state``; one that fails does not keep the others, and is raised after them."""
+    """Closes every resource in ``state``. If some fail, the others are closed first, and then the error is raised."""
     with contextlib.ExitStack() as stack:
         for resource in resources_of(state):
             stack.callback(resource.close)
 
 
 class AsyncEnv(Env[StateT]):
-    """An environment written as coroutines: override ``areset`` and ``astep``, which ``reset`` and ``step`` call."""
+    """An environment written as coroutines. Override ``areset`` and ``astep``; ``reset`` and ``step`` call them."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Refuses a plain ``reset`` or ``step``, which training and evaluation would not call."""
+        """Refuses a class that overrides ``reset`` or ``step``, which training and evaluation would not call."""
         super().__init_subclass__(**kwargs)
         for name in {"reset", "step"} & set(vars(cls)):
             if f"a{name}" not in vars(cls):
@@ -441,14 +439,14 @@ class AsyncEnv(Env[StateT]):
     async def areset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Info]:
-        """Seeds ``np_random`` and starts the turn count; a subclass calls it first."""
+        """Seeds ``np_random`` and resets the turn count. A subclass calls it first."""
         if next(resources_of(self.__dict__.get("state")), None) is not None:
-            # In a thread: what is closed may take its time, and the loop is for all.
+            # In a thread, because closing resources may take time and the event loop is shared.
             await asyncio.to_thread(self._leave_episode)
         return Env.reset(self, seed=seed, options=options)
 
     async def astep(self, action: str) -> Step:
-        """Acts once."""
+        """Executes one action."""
         raise NotImplementedError(
             f"{type(self).__name__} has no astep(); write `async def astep(self, action)`"
         )
@@ -458,7 +456,7 @@ _background = BackgroundLoop("agentenv-loop")
 
 
 def in_background(coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-    """Starts ``coroutine`` on one event loop that lives as long as the process, for what must outlive any other loop."""
+    """Starts ``coroutine`` on an event loop that lives as long as the process; for work that outlives the caller's loop."""
     return _background.submit(coroutine)
 
 
@@ -466,10 +464,10 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
     """Runs ``coroutine`` on the background event loop and waits for it, also from inside a running loop.
 
     Raises:
-        RuntimeError: called on the background loop itself, which would wait for itself for ever.
+        RuntimeError: it was called on the background loop itself, which would wait for itself for ever.
     """
     if _background.is_current():
         coroutine.close()
         raise RuntimeError("run_sync on the background loop would wait for itself: await the coroutine there")
-    # Guarded, because what is no `Exception` would end the loop that all environments of the process share.
+    # Guarded, because an exception such as SystemExit would stop the loop that all environments of the process share.
     return in_background(guarded(coroutine, EnvFault("a coroutine of the environment"))).result()

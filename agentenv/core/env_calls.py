@@ -1,9 +1,9 @@
-"""Calling environments so that none of them can stop a run: on loops and threads of their own, each call with a deadline.
+"""Calls environments so that none of them can stop a run: on separate event loops and threads, each with a deadline.
 
-Code of an environment never runs on the event loop of the run. Coroutines run on a loop in a thread beside it, all of them
-on one, so that environments may share clients and locks. A coroutine that blocks that loop (``time.sleep`` where
-``await asyncio.sleep`` was meant) keeps it to itself: calls that have not begun are made on another loop. Plain functions
-run in daemon threads, and one that hangs is replaced.
+Code of an environment never runs on the event loop of the run. Coroutines of all environments run on one loop in a separate
+thread, so that environments may share clients and locks. If a coroutine blocks that loop (by ``time.sleep`` instead of
+``await asyncio.sleep``), calls that have not begun are moved to a new loop. Plain functions run in daemon threads, and a
+thread that hangs is replaced.
 """
 
 import asyncio
@@ -30,74 +30,74 @@ from agentenv.errors import EnvFault
 
 T = TypeVar("T")
 
-_BLOCKED_S = 5.0  # for which a loop may run one piece of code before calls that wait are made elsewhere
-_CLOSE_S = 5.0  # for a loop to end
+_BLOCKED_S = 5.0  # if one piece of code runs longer, the waiting calls move to another loop
+_CLOSE_S = 5.0  # time that loops get to end
 _LOOP_THREAD = "agentenv-env-loop"
-_HUNG = 4  # calls that hang before those that wait are given up; fewer than there are threads
-_LEFT = 0.1  # of its time: a call that has less left and has not returned counts as one of them
-_GLANCE_S = 0.001  # between two looks at whether it has
+_MOST_HANGING = 4  # so many hanging calls make waiting ones fail; fewer than the threads
+_HANGING_TIME_SHARE = 0.1  # a running call with less than this share of its time left counts as hanging
+_POLL_S = 0.001  # seconds between two checks whether the threads have ended
 
 
 class _SharedThreads(DaemonThreads):
-    """Threads of the process; a loop that ends does not end them."""
+    """Threads that all event loops of the process share. A loop that closes must not shut them down."""
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Does nothing."""
 
 
 THREADS = _SharedThreads(min(32, (os.cpu_count() or 1) + 4), "agentenv-env")
-"""Runs what an environment does in plain functions, as many at a time as the standard library's own pool."""
+"""Runs plain functions of environments; as many at a time as the standard library's default pool."""
 
 
 def abandoned() -> int:
-    """Calls of environments in this process that were given up and have not returned."""
-    hosts = list(_hosts.values())
-    return THREADS.abandoned + sum(loop.abandoned for host in hosts for loop in host.loops)
+    """Number of calls of environments in this process that were abandoned and have not returned."""
+    all_loops = list(_run_loops.values())
+    return THREADS.abandoned + sum(loop.abandoned for loops in all_loops for loop in loops.loops)
 
 
-def none_runs() -> bool:
-    """Whether no loop of environments runs any more, in this process: each ends with the run that it was made for."""
+def no_loop_is_running() -> bool:
+    """Whether no event loop of environments is running in this process. Each loop ends with the run that created it."""
     return not any(thread.name == _LOOP_THREAD for thread in threading.enumerate())
 
 
 async def call(what: str, seconds: float, work: Callable[[], Awaitable[T]]) -> T:
-    """The result of the coroutine that ``work`` makes, on the loop of the environments.
+    """Runs the coroutine that ``work`` makes on the event loop of the environments, and returns its result.
 
     Args:
-        what: Names the call in errors, such as ``the environment's step``.
-        seconds: That it may take from its beginning; the wait for a batch or a thread is left out.
-        work: Is called there too; what it does before its first wait blocks the loop.
+        what: The name of the call in errors, such as ``the environment's step``.
+        seconds: The time limit of the call from its start. Waiting for a batch or a thread does not count.
+        work: A function that makes the coroutine. It is called on that loop too, so it must not block.
 
     Raises:
-        EnvFault: it took too long, or raised what is no ``Exception``.
-        Exception: what it raised.
+        EnvFault: the call took too long, or raised something that is not an ``Exception``.
+        Exception: the coroutine raised it.
     """
     home = asyncio.get_running_loop()
-    if home in _env_loops:  # an environment that plays another one
+    if home in _env_loops:  # called from an environment, which plays another one
         return await within(seconds, _await(work), EnvFault(what))
-    if home not in _hosts:
-        _hosts[home] = _Host(home)
-    order = _Order(what, work, seconds, home)
+    if home not in _run_loops:
+        _run_loops[home] = _RunLoops(home)
+    request = _Request(what, work, seconds, home)
     try:
-        return await within(seconds, _hosts[home].run(order), EnvFault(what))
+        return await within(seconds, _run_loops[home].run(request), EnvFault(what))
     except EnvFault as error:
-        if (culprit := order.held_up_by()) is not None:
+        if (culprit := request.held_up_by()) is not None:
             raise EnvFault(f"{error}: {culprit}") from error
         raise
 
 
 async def call_plain(what: str, seconds: float, function: Callable[[], T], *, owner: type | None = None) -> T:
-    """The result of a plain function, in a thread; as `call` otherwise.
+    """Calls a plain function in a thread and returns its result; otherwise like `call`.
 
     Args:
-        what: Names the call in errors.
-        seconds: That it may take from its beginning.
-        function: Is called in the thread.
-        owner: The class of the environment. Where the first calls of one that hangs have used up their time and none has
-            ever returned, one further call is tried at a time and those that wait meanwhile fail at once: there are few
-            threads, and a run of many tasks would otherwise take hours to say what is wrong. None counts nothing.
+        what: The name of the call in errors.
+        seconds: The time limit of the call from its start.
+        function: The function, which runs in the thread.
+        owner: The class of the environment. If several of its first calls have used up their time and none has ever
+            returned, only one further call is tried at a time, and those that wait meanwhile fail at once. Otherwise a run
+            of many tasks would take hours to fail, because there are few threads. None disables this rule.
     """
-    kind = _kinds.setdefault((what, owner), _Kind())
+    kind = _histories.setdefault((what, owner), _CallHistory())
 
     async def work() -> T:
         run = contextvars.copy_context().run
@@ -106,7 +106,8 @@ async def call_plain(what: str, seconds: float, function: Callable[[], T], *, ow
     def counted() -> T:
         if owner is not None and kind.hopeless:
             raise EnvFault(
-                f"{what} of {owner.__name__} was not called: none of its earlier calls returned, and {_HUNG} still hang"
+                f"{what} of {owner.__name__} was not called: none of its earlier calls returned, and {_MOST_HANGING} still "
+                "hang"
             )
         with kind.running():
             return function()
@@ -114,24 +115,24 @@ async def call_plain(what: str, seconds: float, function: Callable[[], T], *, ow
     return await within(seconds, work(), EnvFault(what))
 
 
-class _Kind:
-    """What became of the calls of one plain function of one class, in this process."""
+class _CallHistory:
+    """The history of the calls of one plain function of one class in this process."""
 
     def __init__(self) -> None:
         self._returned = False
         self._running: dict[object, Deadline] = {}
-        """The deadlines of those that have not returned."""
+        """The deadlines of the calls that have not returned."""
 
     @property
     def hopeless(self) -> bool:
-        """Whether none has ever returned, several have used up their time, and another one is being tried."""
+        """Whether no call has ever returned, several have used up their time, and another one is being tried."""
         deadlines = list(self._running.values())
-        late = sum(deadline.left() < _LEFT * deadline.seconds for deadline in deadlines)
-        return not self._returned and _HUNG <= late < len(deadlines)
+        late = sum(deadline.left() < _HANGING_TIME_SHARE * deadline.seconds for deadline in deadlines)
+        return not self._returned and _MOST_HANGING <= late < len(deadlines)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Within the block a call runs."""
+        """Records a running call within the block."""
         key, deadline = object(), current_deadline()
         if deadline is not None:
             self._running[key] = deadline
@@ -142,15 +143,15 @@ class _Kind:
             self._running.pop(key, None)
 
 
-_kinds: dict[tuple[str, type | None], _Kind] = {}
+_histories: dict[tuple[str, type | None], _CallHistory] = {}
 
 
 async def _await(work: Callable[[], Awaitable[T]]) -> T:
     return await work()
 
 
-class _Order:
-    """One call for a loop of environments, from the moment when it is asked for."""
+class _Request:
+    """One call on a loop of environments, from the moment it is requested."""
 
     def __init__(
         self, what: str, work: Callable[[], Awaitable[Any]], seconds: float, home: asyncio.AbstractEventLoop
@@ -161,14 +162,13 @@ class _Order:
         self.context = contextvars.Context()
         self.hold = Hold(None)
         self.loop: _EnvLoop | None = None
-        """Where it has begun."""
+        """The loop on which the call has begun; None before."""
         self.task: asyncio.Task[Any] | None = None
         self._claim = threading.Lock()
 
     def begins(self, loop: "_EnvLoop") -> bool:
-        """Whether it begins on ``loop`` now: it was not given up, and no other loop was first."""
-        # Two loops may want to begin it: the one that it was taken from, as soon as that goes on, and the one that
-        # got it.
+        """Claims the call for ``loop``; False if it was given up or another loop was first."""
+        # Two loops may try to begin it: the blocked one from which it was taken, as soon as that continues, and the new one.
         with self._claim:
             if self.given_up or self.loop is not None:
                 return False
@@ -178,7 +178,7 @@ class _Order:
         return True
 
     def held_up_by(self) -> str | None:
-        """What keeps it from going on, where that is a call that blocks the loop."""
+        """What blocks the call, if that is code that blocks its event loop; otherwise None."""
         running = self.loop.running() if self.loop is not None else None
         if running is None:
             return None
@@ -188,24 +188,24 @@ class _Order:
 
 
 class _EnvLoop:
-    """An event loop in a daemon thread.
+    """An event loop for environments, in a daemon thread.
 
     Raises:
-        OSError: the system gives none, because too many files are open, for example.
-        RuntimeError: it gives no thread.
+        OSError: the loop cannot be created, for example because too many files are open.
+        RuntimeError: the thread cannot be started.
     """
 
     def __init__(self, home: asyncio.AbstractEventLoop) -> None:
-        self.posted: dict[_Order, float] = {}
+        self.posted: dict[_Request, float] = {}
         """Calls that have not begun, with the times at which they were posted."""
         self.loop = asyncio.new_event_loop()
         self.loop.set_default_executor(THREADS)
         self.blocked = False
-        """Whether what it had not begun was taken away from it, and it has not gone on since."""
+        """Whether its waiting calls were taken away and it has not continued since."""
         self._home = home
-        self._orders: dict[asyncio.Task[Any], _Order] = {}
-        self._done: list[tuple[_Order, Any, Exception | None]] = []
-        # Guards what is done: this loop adds to it while the run's loop takes it away.
+        self._requests: dict[asyncio.Task[Any], _Request] = {}
+        self._done: list[tuple[_Request, Any, Exception | None]] = []
+        # Guards `_done`: this loop appends results while the run's loop takes them.
         self._answers = threading.Lock()
         self._ends = False
         _env_loops.add(self.loop)
@@ -218,85 +218,85 @@ class _EnvLoop:
 
     @property
     def abandoned(self) -> int:
-        """Calls that were given up and have not returned."""
-        return sum(order.given_up for order in list(self._orders.values()))
+        """Number of calls that were given up and have not returned."""
+        return sum(request.given_up for request in list(self._requests.values()))
 
-    def post(self, orders: list[_Order]) -> None:
-        """Lets the loop begin ``orders`` in one of its turns."""
-        self.posted |= dict.fromkeys(orders, time.monotonic())
-        self.loop.call_soon_threadsafe(self._take, orders)
+    def post(self, requests: list[_Request]) -> None:
+        """Schedules ``requests`` to begin in one iteration of this loop."""
+        self.posted |= dict.fromkeys(requests, time.monotonic())
+        self.loop.call_soon_threadsafe(self._take, requests)
 
-    def cancel(self, order: _Order) -> None:
+    def cancel(self, request: _Request) -> None:
         """Cancels a call that has begun."""
         with contextlib.suppress(RuntimeError):  # the loop has ended
-            self.loop.call_soon_threadsafe(lambda: order.task and order.task.cancel())
+            self.loop.call_soon_threadsafe(lambda: request.task and request.task.cancel())
 
-    def drain(self) -> list[_Order]:
-        """Takes away what has not begun; the loop goes on with the rest if it ever can."""
+    def drain(self) -> list[_Request]:
+        """Removes and returns the calls that have not begun. If the blocked code ever ends, the loop serves the rest."""
         self.blocked = True
         self.loop.call_soon_threadsafe(lambda: setattr(self, "blocked", False))
-        orders, self.posted = list(self.posted), {}
-        return orders
+        requests, self.posted = list(self.posted), {}
+        return requests
 
-    def running(self) -> _Order | None:
-        """The call whose code runs at this moment, from any thread."""
+    def running(self) -> _Request | None:
+        """Returns the call whose code is running at this moment; may be called from any thread."""
         task = asyncio.current_task(self.loop)
-        return self._orders.get(task) if task is not None else None
+        return self._requests.get(task) if task is not None else None
 
     def end(self) -> None:
-        """Cancels what is under way and ends the thread, as soon as its code lets it."""
+        """Stops the loop: cancels its tasks and ends its thread as soon as the running code allows."""
         self._ends = True
         self.loop.call_soon_threadsafe(self.loop.stop)
 
-    def _take(self, orders: list[_Order]) -> None:
-        for order in orders:
-            self.loop.create_task(self._carry_out(order), context=order.context.copy())
+    def _take(self, requests: list[_Request]) -> None:
+        for request in requests:
+            self.loop.create_task(self._carry_out(request), context=request.context.copy())
 
-    async def _carry_out(self, order: _Order) -> None:
-        self.posted.pop(order, None)
+    async def _carry_out(self, request: _Request) -> None:
+        self.posted.pop(request, None)
         task = asyncio.current_task()
-        if task is None or not order.begins(self):
+        if task is None or not request.begins(self):
             return
-        self._orders[task] = order
+        self._requests[task] = request
         result: Any = None
         error: Exception | None = None
         try:
-            result = await guarded(order.work(), EnvFault(order.what))
+            result = await guarded(request.work(), EnvFault(request.what))
         except asyncio.CancelledError:
-            error = EnvFault(f"{order.what} was cancelled")
+            error = EnvFault(f"{request.what} was cancelled")
         except Exception as raised:
             error = raised
-        del self._orders[task]
-        # In one step: an answer that is added behind a list that was just taken away would have nobody to deliver it.
+        del self._requests[task]
+        # Atomic, because a result appended after the list was taken would never be delivered.
         with self._answers:
             first = not self._done
-            self._done.append((order, result, error))
+            self._done.append((request, result, error))
         if first:
-            self.loop.call_soon(self._deliver)  # answers of one turn arrive in one turn
+            self.loop.call_soon(self._deliver)  # results of one iteration are delivered together
 
     def _deliver(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the run's loop is closed
+        with contextlib.suppress(RuntimeError):  # the run's loop may be closed
             self._home.call_soon_threadsafe(self.answer)
 
     def answer(self) -> None:
-        """Gives those who wait what their calls came to; runs on their loop."""
+        """Passes the results to the callers; runs on their event loop."""
         with self._answers:
             done, self._done = self._done, []
-        for order, result, error in done:
-            if order.answer.done():
+        for request, result, error in done:
+            if request.answer.done():
                 continue
             if error is not None:
-                order.answer.set_exception(error)
+                request.answer.set_exception(error)
             else:
-                order.answer.set_result(result)
+                request.answer.set_result(result)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
         while not self._ends:
-            # A task that an environment started may raise SystemExit through the loop; the others go on.
+            # A task of an environment may raise SystemExit through the loop; the loop continues for the other tasks.
             with contextlib.suppress(BaseException):
                 self.loop.run_forever()
-        # A task that ignores its cancellation keeps this daemon thread.
+        # If a task ignores its cancellation, this daemon thread stays alive.
         while tasks := asyncio.all_tasks(self.loop):
             for task in tasks:
                 task.cancel()
@@ -307,80 +307,80 @@ class _EnvLoop:
         self.loop.close()
 
 
-class _Host:
-    """The loops of the environments that one run calls; they live as long as the run's own loop."""
+class _RunLoops:
+    """The loops of the environments that one run calls. They live as long as the run's own loop."""
 
     def __init__(self, home: asyncio.AbstractEventLoop) -> None:
         self.loops = [_EnvLoop(home)]
         self._home = home
-        self._outbox: list[_Order] = []
-        self._keeper = self._keep()  # the run's loop closes it when it shuts down its asynchronous generators
+        self._outbox: list[_Request] = []
+        self._closer = self._close_with_run()  # closed when the run's loop shuts down its async generators
         with contextlib.suppress(StopIteration):
-            self._keeper.__anext__().send(None)
+            self._closer.__anext__().send(None)
 
-    async def run(self, order: _Order) -> Any:
-        """The result of ``order``; cancelling this cancels it there."""
-        order.context, order.hold = contextvars.copy_context(), hold_current()
-        self._send([order])
+    async def run(self, request: _Request) -> Any:
+        """Runs ``request`` and returns its result. Cancelling this coroutine cancels the call."""
+        request.context, request.hold = contextvars.copy_context(), hold_current()
+        self._send([request])
         try:
-            return await order.answer
+            return await request.answer
         finally:
-            # Set before the hold is ended and the loop told, so that a loop that looks now does not begin it any
-            # more.
-            order.given_up = not order.answer.done() or order.answer.cancelled()
-            order.hold.end()
-            if order.given_up and order.loop is not None:
-                order.loop.cancel(order)
+            # Set before the hold ends and the loop is notified, so that no loop begins the call any more.
+            request.given_up = not request.answer.done() or request.answer.cancelled()
+            request.hold.end()
+            if request.given_up and request.loop is not None:
+                request.loop.cancel(request)
 
-    def _send(self, orders: Sequence[_Order]) -> None:
-        # None are left where a loop that looked blocked has begun them all before they could be taken away.
-        if orders and not self._outbox:
-            self._home.call_soon(self._flush)  # orders of one turn begin in one turn: they share batches
-        self._outbox += orders
+    def _send(self, requests: Sequence[_Request]) -> None:
+        # The list is empty if a loop that seemed blocked began all its calls before they could be taken away.
+        if requests and not self._outbox:
+            # calls of one iteration begin together, so that they share batches
+            self._home.call_soon(self._flush)
+        self._outbox += requests
 
     def _flush(self) -> None:
-        orders, self._outbox = self._outbox, []
+        requests, self._outbox = self._outbox, []
         if sum(loop.blocked for loop in self.loops) >= MAX_ABANDONED:
-            _fail(orders, f"{MAX_ABANDONED} event loops are blocked already")
+            _fail(requests, f"{MAX_ABANDONED} event loops are blocked already")
             return
-        loop, delay_s = self.loops[-1], min(_BLOCKED_S, *(order.seconds / 2 for order in orders))
-        loop.post(orders)
-        self._home.call_later(delay_s, self._look, loop, delay_s)
+        loop, delay_s = self.loops[-1], min(_BLOCKED_S, *(request.seconds / 2 for request in requests))
+        loop.post(requests)
+        self._home.call_later(delay_s, self._move_late_calls, loop, delay_s)
 
-    def _look(self, loop: _EnvLoop, delay_s: float) -> None:
-        """Makes the calls elsewhere that ``loop`` has not begun for so long, and takes the answers that it keeps back."""
+    def _move_late_calls(self, loop: _EnvLoop, delay_s: float) -> None:
+        """Moves calls that ``loop`` has not begun in time to a new loop, and delivers the results it has kept back."""
         loop.answer()
         oldest = min(list(loop.posted.values()), default=math.inf)
         if loop is self.loops[-1] and oldest <= time.monotonic() - delay_s:
             try:
                 self.loops.append(_EnvLoop(self._home))
             except (OSError, RuntimeError) as error:
-                # The time of these calls stands still until they begin: they would wait for ever.
+                # The deadlines of these calls are held until they begin, so they would wait for ever.
                 said = f"another call blocks their event loop, and the system gives no other one ({error})"
                 _fail(loop.drain(), said)
             else:
                 self._send(loop.drain())
 
-    async def _keep(self) -> AsyncGenerator[None]:
+    async def _close_with_run(self) -> AsyncGenerator[None]:
         try:
             yield
         finally:
-            _hosts.pop(self._home, None)
+            _run_loops.pop(self._home, None)
             for loop in self.loops:
                 loop.end()
-            # A loop whose code blocks is not waited for; its thread is a daemon.
+            # A loop with blocking code is not waited for, because its thread is a daemon.
             threads = [loop.thread for loop in self.loops if loop.running() is None]
             deadline = time.monotonic() + _CLOSE_S
             while any(thread.is_alive() for thread in threads) and time.monotonic() < deadline:
-                await asyncio.sleep(_GLANCE_S)
+                await asyncio.sleep(_POLL_S)
 
 
-def _fail(orders: Sequence[_Order], reason: str) -> None:
-    """Tells those who wait that their calls are not made."""
-    for order in orders:
-        if not order.answer.done():
-            order.answer.set_exception(EnvFault(reason))
+def _fail(requests: Sequence[_Request], reason: str) -> None:
+    """Fails calls that cannot be made, with ``reason`` as the error."""
+    for request in requests:
+        if not request.answer.done():
+            request.answer.set_exception(EnvFault(reason))
 
 
-_hosts: dict[asyncio.AbstractEventLoop, _Host] = {}
+_run_loops: dict[asyncio.AbstractEventLoop, _RunLoops] = {}
 _env_loops: WeakSet[asyncio.AbstractEventLoop] = WeakSet()

@@ -1,7 +1,7 @@
-"""The contract of an environment: what ``agentenv check`` runs, and the same as a test class.
+"""The contract of an environment, as run by ``agentenv check``, and the same as a test class.
 
-Every check plays whole episodes through ``make()`` environments. The actions are the expert's where there is
-one, and random samples of the action space.
+Every check plays whole episodes in environments that ``make()`` returns. The actions are the expert's, if there is one, and
+random samples of the action space.
 """
 
 import random
@@ -36,26 +36,26 @@ MakeEnv = Callable[[], Env[Any]]
 SEEDS = (0, 1, 2)
 RANDOM_ACTIONS = 8
 CHECK_S = 600.0
-"""Seconds that one check may take."""
+"""Time limit of one check in seconds."""
 _CONTEXT_TOKENS = 1 << 20  # no observation is too long for the contract
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-MAX_TURNS = 64  # an episode that goes on after so many turns of a floor policy is cut
+MAX_TURNS = 64  # after so many turns of a floor policy, an episode is cut
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The outcome of one check."""
+    """The result of one check."""
 
     name: str
     status: Literal["ok", "failed", "skipped"]
     detail: str = ""
-    """What was found, what went wrong, or why it was skipped."""
+    """What the check found, what failed, or why it was skipped."""
     probes: tuple[ProbeRow, ...] = ()
-    """What each probe of the reward earned; empty for every other check."""
+    """The reward of each probe; empty for every other check."""
 
 
 class ProbeEarnsReward(AssertionError):
-    """A probe earns what the expert earns; carries the rows of all probes."""
+    """A probe earns as much as the expert. The exception carries the rows of all probes."""
 
     def __init__(self, complaint: str, probes: Sequence[ProbeRow]) -> None:
         super().__init__(complaint)
@@ -65,12 +65,12 @@ class ProbeEarnsReward(AssertionError):
 def check_env(
     make: MakeEnv, waiting: Callable[[str], None] = lambda sentence: None, seconds: float = CHECK_S
 ) -> list[CheckResult]:
-    """Runs every check of the contract; those after one that does not end are skipped.
+    """Runs every check of the contract. If one hangs, the checks after it are skipped.
 
     Args:
-        make: Makes a fresh environment, the same each time; every one is closed.
-        waiting: Is told of a check that takes long, and where in the environment's code it is.
-        seconds: That one check may take.
+        make: Makes a new environment, the same each time. Every environment is closed afterwards.
+        waiting: Called with a message if a check takes long; the message says where in the environment's code it is.
+        seconds: The time limit of one check.
     """
     results: list[CheckResult] = []
     hung = ""
@@ -87,7 +87,7 @@ def check_env(
 
 
 def run_check(name: str, make: MakeEnv) -> CheckResult:
-    """Runs one check of ``CHECKS``; whatever is raised inside it is a failure and not an error, and so is hanging."""
+    """Runs one check of ``CHECKS``. An exception or a hang inside it makes the check fail and is not raised."""
     try:
         return _run(name, make, lambda sentence: None, CHECK_S)
     except CheckHung as error:
@@ -95,10 +95,10 @@ def run_check(name: str, make: MakeEnv) -> CheckResult:
 
 
 def _run(name: str, make: MakeEnv, waiting: Callable[[str], None], seconds: float) -> CheckResult:
-    """The outcome of one check.
+    """Runs one check and returns its result.
 
     Raises:
-        CheckHung: it did not end; says where it is.
+        CheckHung: the check did not end in time; the message says where it hangs.
     """
     try:
         found = in_check_time(name, lambda: CHECKS[name](make), waiting, seconds)
@@ -113,12 +113,13 @@ def _run(name: str, make: MakeEnv, waiting: Callable[[str], None], seconds: floa
         return CheckResult(name, "failed", str(error), error.probes)
     except Exception as error:
         place = "" if isinstance(error, AssertionError) else place_of(error)
-        said = _COLOUR.sub("", f"{type(error).__name__}: {error}")  # Gymnasium colours its warnings
+        # Gymnasium's warnings contain colour codes
+        said = _COLOUR.sub("", f"{type(error).__name__}: {error}")
         return CheckResult(name, "failed", f"{said} ({place})" if place else said)
 
 
 def _scripts(make: MakeEnv) -> Generator[tuple[int, list[str]], None, None]:
-    """Seeds with the actions to play under them: the expert's, then random ones."""
+    """Yields seeds with the actions to play under each: first the expert's actions, then random ones."""
     for seed in SEEDS:
         with closing(make()) as env:
             checked_opening(env.reset(seed=seed), most_chars(_CONTEXT_TOKENS))
@@ -129,10 +130,10 @@ def _scripts(make: MakeEnv) -> Generator[tuple[int, list[str]], None, None]:
 
 
 def _play(env: Env[Any], actions: Sequence[str]) -> list[Step]:
-    """The steps that ``actions`` lead to, up to the end of the episode.
+    """Plays ``actions`` until the episode ends; returns the steps.
 
     Raises:
-        EnvFault: a step gave what training and evaluation could not use; names the part.
+        EnvFault: a step returned something that training and evaluation cannot use; the message names it.
     """
     steps: list[Step] = []
     for action in actions:
@@ -154,16 +155,16 @@ def _same(one: Sequence[Step], other: Sequence[Step], what: str) -> None:
 
 
 def check_gymnasium(make: MakeEnv) -> None:
-    """Gymnasium's own checker has no complaint and no warning."""
+    """Gymnasium's own checker reports no error and no warning."""
     with closing(make()) as env, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         gymnasium_check(env.unwrapped, skip_render_check=True, skip_close_check=True)
-    # A file that stays open is complained of with every reset.
+    # A file left open causes a warning at every reset, so duplicates are removed.
     require(not caught, "; ".join(dict.fromkeys(str(warning.message) for warning in caught)))
 
 
 def check_render(make: MakeEnv) -> str:
-    """Every declared render mode gives what Gymnasium expects of it; closing twice is allowed."""
+    """Every declared render mode returns what Gymnasium expects of it, and closing twice is allowed."""
     with closing(make()) as env:
         modes = env.metadata["render_modes"]
         drawn = type(env.unwrapped).render is not gymnasium.Env.render
@@ -179,7 +180,7 @@ def check_render(make: MakeEnv) -> str:
 
 
 def check_determinism(make: MakeEnv) -> None:
-    """Equal seeds and actions give equal episodes, and the global generators are left alone."""
+    """Equal seeds and actions give equal episodes, and the global random generators stay unchanged."""
     for seed, actions in _scripts(make):
         before = (random.getstate(), np.random.get_state()[1].tolist())  # type: ignore[index]
         with closing(make()) as env, closing(make()) as other:
@@ -194,7 +195,7 @@ def check_determinism(make: MakeEnv) -> None:
 
 
 def check_async(make: MakeEnv) -> None:
-    """``areset`` and ``astep`` give what ``reset`` and ``step`` give."""
+    """``areset`` and ``astep`` return what ``reset`` and ``step`` return."""
 
     async def play(env: Env[Any], seed: int, actions: Sequence[str]) -> list[Step]:
         await env.areset(seed=seed)
@@ -214,7 +215,7 @@ def check_async(make: MakeEnv) -> None:
 
 
 def check_capability(make: MakeEnv) -> str:
-    """The environment says how much of it a snapshot captures."""
+    """The environment declares how much of its state a snapshot captures."""
     with closing(make()) as env:
         require(isinstance(env.capability, StateCapability), f"capability is {env.capability!r}")
         return env.capability.name.lower()
@@ -227,7 +228,7 @@ def _skip_without_time_travel(make: MakeEnv) -> None:
 
 
 def check_restore(make: MakeEnv) -> str:
-    """From every turn, the same actions give the same rest of the episode after a restore, twice."""
+    """After a restore at any turn, the same actions give the same rest of the episode, twice."""
     _skip_without_time_travel(make)
     restored, seconds = 0, 0.0
     for seed, actions in _scripts(make):
@@ -249,7 +250,7 @@ def check_restore(make: MakeEnv) -> str:
 
 
 def check_fork(make: MakeEnv) -> None:
-    """Forks go on as the original would, and neither they nor it are moved by another one's steps."""
+    """Forks continue as the original would, and steps of one fork affect neither the original nor other forks."""
     _skip_without_time_travel(make)
     for seed, actions in _scripts(make):
         for turn in range(len(actions)):
@@ -267,7 +268,7 @@ def check_fork(make: MakeEnv) -> None:
 
 
 def check_snapshot(make: MakeEnv) -> None:
-    """A released snapshot is refused, releasing again is harmless, and snapshots of others are refused."""
+    """A released snapshot is refused, a second release is harmless, and snapshots of other environments are refused."""
     _skip_without_time_travel(make)
     with closing(make()) as env, closing(make()) as other:
         env.reset(seed=0)
@@ -290,7 +291,7 @@ def _refuses(expected: type[Exception], act: Callable[[], object], what: str) ->
 
 
 def check_observations(make: MakeEnv) -> None:
-    """Every observation is a fresh tuple of messages that no later step changes, every info a fresh dict."""
+    """Every observation is a new tuple of messages that no later step changes, and every info is a new dict."""
     for seed, actions in _scripts(make):
         with closing(make()) as env:
             opening, info = env.reset(seed=seed)
@@ -299,7 +300,7 @@ def check_observations(make: MakeEnv) -> None:
             observations = [opening, *(step.observation for step in steps)]
             for observation in observations:
                 require(observation in env.observation_space, f"{observation!r} is no tuple of Message")
-            # The empty tuple is one object in all of Python.
+            # The empty tuple is a singleton in Python, so it is left out of the comparison.
             kept = [id(observation) for observation in observations if observation]
             require(
                 len(set(kept)) == len(kept),
@@ -310,7 +311,7 @@ def check_observations(make: MakeEnv) -> None:
 
 
 def check_info(make: MakeEnv) -> None:
-    """``turn``, ``tool_results`` and ``valid`` are always there; ``end_reason`` at the end and only then."""
+    """``turn``, ``tool_results`` and ``valid`` are always in the info; ``end_reason`` is there at the end and only then."""
     for seed, actions in _scripts(make):
         with closing(make()) as env:
             env.reset(seed=seed)
@@ -330,7 +331,7 @@ def check_info(make: MakeEnv) -> None:
 
 
 def check_episode_over(make: MakeEnv) -> None:
-    """``step`` before ``reset`` and after the end raises ``EpisodeOver``; ``reset`` begins anew."""
+    """``step`` raises ``EpisodeOver`` before ``reset`` and after the end; ``reset`` starts a new episode."""
     with closing(make()) as env:
         _refuses(EpisodeOver, lambda: env.step(""), "step() before reset()")
     ended = False
@@ -348,7 +349,7 @@ def check_episode_over(make: MakeEnv) -> None:
 
 
 def check_scene(make: MakeEnv) -> str:
-    """A screen, where there is one, can be drawn before every action and the action marked on it."""
+    """If there is a screen, it can be drawn before every action, and the action can be marked on it."""
     with closing(_scripts(make)) as scripts, closing(make()) as env:
         seed, actions = next(scripts)
         env.reset(seed=seed)
@@ -369,7 +370,7 @@ def check_scene(make: MakeEnv) -> str:
 
 
 def check_expert(make: MakeEnv) -> str:
-    """The expert's actions end the episode and score ``reward_ceiling``; calls of it that failed are named."""
+    """The expert's actions end the episode and earn ``reward_ceiling``. Its failed calls are named."""
     failed: list[str] = []
     for seed in SEEDS:
         with closing(make()) as env:
@@ -396,7 +397,7 @@ def check_expert(make: MakeEnv) -> str:
 
 
 def check_floors(make: MakeEnv) -> str:
-    """Policies that know nothing do not score above ``reward_floor``."""
+    """Policies that know nothing of the task earn at most ``reward_floor``."""
     for floor in FLOORS:
         for seed in SEEDS:
             rng = np.random.default_rng(seed)
@@ -414,7 +415,7 @@ def check_floors(make: MakeEnv) -> str:
 
 
 def check_probes(make: MakeEnv) -> list[ProbeRow]:
-    """Checks that no policy that does not try earns what the expert earns or makes its episodes faults."""
+    """No probe that does not try to solve the task earns as much as the expert, or causes a fault in every episode."""
     rows = probe_env(make)
     if farms := [row for row in rows if row.is_farm]:
         raise ProbeEarnsReward("; ".join(_complaint(row) for row in farms), rows)
@@ -424,23 +425,23 @@ def check_probes(make: MakeEnv) -> list[ProbeRow]:
 def _complaint(row: ProbeRow) -> str:
     if row.reward is None:
         return f"{row.probe!r} ends each of {row.masked} episodes by a fault ({row.fault}), by {row.action!r}"
-    return f"{row.probe!r} earns {row.reward:g} where {_bar(row)}, by {row.action!r}"
+    return f"{row.probe!r} earns {row.reward:g} where {_bound_in_words(row)}, by {row.action!r}"
 
 
-def _bar(row: ProbeRow) -> str:
-    """What a probe has to stay below, in words."""
+def _bound_in_words(row: ProbeRow) -> str:
+    """Describes the reward that a probe has to stay below."""
     if row.has_expert:
         return f"the expert earns {row.expert:.3g}"
     return f"there is no expert and reward_ceiling declares {row.expert:.3g}"
 
 
 def _best_probe(rows: Sequence[ProbeRow]) -> str:
-    """What the best of ``rows`` earns that do not try, beside the expert and an honest attempt that goes wrong."""
+    """Describes the best of ``rows`` that does not try to solve the task, next to the expert and the honest wrong answer."""
     earning = {row.probe: row for row in rows if row.reward is not None}
     honest = earning.pop(HONEST, None)
     best = max(earning.values(), key=lambda row: (row.reward or 0.0) - (row.expert or 0.0))
     wrong = "" if honest is None else f", and {honest.reward:.3g} with a wrong answer"
-    return f"{best.probe!r} earns most: {best.reward:.3g} where {_bar(best)}{wrong}"
+    return f"{best.probe!r} earns most: {best.reward:.3g} where {_bound_in_words(best)}{wrong}"
 
 
 CHECKS: dict[str, Callable[[MakeEnv], str | list[ProbeRow] | None]] = {
@@ -466,7 +467,7 @@ CHECKS: dict[str, Callable[[MakeEnv], str | list[ProbeRow] | None]] = {
 
 
 class EnvContract:
-    """The contract as a test class for pytest: inherit it and say how the environment is made.
+    """The contract as a test class for pytest: inherit from it and define how the environment is made.
 
     Example:
         ```python
@@ -477,7 +478,7 @@ class EnvContract:
     """
 
     def make(self) -> Env[Any]:
-        """A fresh environment, the same each time."""
+        """Makes a new environment, the same each time."""
         raise NotImplementedError
 
 

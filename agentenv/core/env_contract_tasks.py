@@ -1,6 +1,6 @@
-"""Checks of the contract that are about tasks: the one that is given is posed, and splits have none in common.
+"""Checks of the contract about tasks: a given task is posed, and no two splits share a task.
 
-An environment that ignores ``options["task"]`` would otherwise be scored on tasks that it never posed.
+Without them, an environment that ignores ``options["task"]`` would be scored on tasks that it never posed.
 """
 
 import re
@@ -17,10 +17,10 @@ from agentenv.core.types import Info, Observation, Step, Task
 from agentenv.errors import AgentEnvError, ConfigurationError
 
 SPLITS = ("train", "dev", "test")
-_SEEDS = (0, 1)  # tasks of a split are made from each
-_MADE = 100  # tasks of each split and seed
-_POSED = 4  # tasks that are posed one after the other
-_DRAWN = 16  # episodes whose tasks are looked at where the environment makes none
+_SEEDS = (0, 1)  # seeds from which the tasks of each split are generated
+_TASKS_PER_SEED = 100  # number of tasks generated for each split and seed
+_POSED_TASKS = 4  # number of tasks that are posed one after the other
+_DRAWN_TASKS = 16  # number of episodes whose tasks are compared if the environment generates none
 _ACTIONS = 4
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
@@ -35,11 +35,11 @@ WRITTEN = tuple(
         ]
     )
 )
-"""Posed where an environment neither makes tasks nor shows those that it draws."""
+"""Posed if an environment neither generates tasks nor reveals those that it draws."""
 
 
 def check_task(make: Callable[[], Env[Any]]) -> str:
-    """``options["task"]`` is posed: ``info["task_id"]`` is its id, and other tasks give other episodes."""
+    """``options["task"]`` is posed: its id is ``info["task_id"]``, and different tasks give different episodes."""
     tasks, whose = _tasks_for(make)
     with closing(make()) as env:
         drawn = env.reset(seed=0)
@@ -68,19 +68,23 @@ def check_task(make: Callable[[], Env[Any]]) -> str:
 
 
 def check_splits(make: Callable[[], Env[Any]]) -> str:
-    """Tasks that the environment makes can be recorded and scored, come out the same again, and no two splits share one."""
+    """Generated tasks can be recorded, scored and generated again with the same result, and no two splits share one."""
     with closing(make()) as env:
         cls: Any = type(env.unwrapped)
     made: dict[str, list[Task]] = {}
     for split in SPLITS:
-        with suppress(AgentEnvError):  # it makes none, or none of this split
-            made[split] = [task for seed in _SEEDS for task in cls.make_tasks(_MADE, seed=seed, split=split)]
+        with suppress(AgentEnvError):  # it generates no tasks, or none of this split
+            made[split] = [
+                task for seed in _SEEDS for task in cls.make_tasks(_TASKS_PER_SEED, seed=seed, split=split)
+            ]
     for split in (split for split, tasks in made.items() if tasks):
-        checked_tasks(cls.make_tasks(_MADE, seed=_SEEDS[0], split=split), f"make_tasks() of {split!r}")
+        checked_tasks(
+            cls.make_tasks(_TASKS_PER_SEED, seed=_SEEDS[0], split=split), f"make_tasks() of {split!r}"
+        )
     if len(made) < 2:
         raise unittest.SkipTest("it makes tasks of its own for fewer than two splits")
     for split, tasks in made.items():
-        again = cls.make_tasks(_MADE, seed=_SEEDS[0], split=split)
+        again = cls.make_tasks(_TASKS_PER_SEED, seed=_SEEDS[0], split=split)
         same = all(a.id == b.id and _same(a, b) for a, b in zip(again, tasks, strict=False))
         require(same, f"make_tasks() gives other tasks of {split!r} when it is asked again")
     for one, other in combinations(made, 2):
@@ -108,13 +112,13 @@ def _refuse_shared(one: Sequence[Task], other: Sequence[Task], where: str) -> No
 
 
 def _same(one: Task, other: Task) -> bool:
-    """Whether two tasks are about the same, whatever they call themselves and their split."""
+    """Whether two tasks are equal apart from their ids and splits."""
     if (one.question, one.answers) != (other.question, other.answers):
         return False
     ours, theirs = _data(one), _data(other)
     try:
         return bool(ours == theirs)
-    except ValueError:  # arrays, which have no single truth
+    except ValueError:  # arrays have no single truth value
         return repr(ours) == repr(theirs)
 
 
@@ -126,14 +130,14 @@ def _data(task: Task) -> dict[str, Any]:
 
 
 def _tasks_for(make: Callable[[], Env[Any]]) -> tuple[Sequence[Task], str]:
-    """Different tasks to pose, and whose they are: made by the environment, drawn by it, or written here."""
+    """Returns different tasks to pose, and a word for their origin: generated, drawn by the environment, or written here."""
     with closing(make()) as env:
         cls: Any = type(env.unwrapped)
         try:
-            found, whose = list(cls.make_tasks(_MADE)), "made"
+            found, whose = list(cls.make_tasks(_TASKS_PER_SEED)), "made"
         except ConfigurationError:
             found, whose = [], "drawn"
-            for seed in range(_DRAWN):
+            for seed in range(_DRAWN_TASKS):
                 env.reset(seed=seed)
                 task = getattr(getattr(env.unwrapped, "state", None), "task", None)
                 found += [task] if isinstance(task, Task) else []
@@ -141,15 +145,15 @@ def _tasks_for(make: Callable[[], Env[Any]]) -> tuple[Sequence[Task], str]:
         checked_tasks(found, "make_tasks()")
     different: list[Task] = []
     for task in found:
-        if len(different) < _POSED and not any(_same(task, other) for other in different):
+        if len(different) < _POSED_TASKS and not any(_same(task, other) for other in different):
             different.append(task)
     return (different, whose) if different else (WRITTEN, "written")
 
 
 def _episode(env: Env[Any], task: Task) -> tuple[Observation, Sequence[str] | str, list[Step]]:
-    """What tells the episode of a task from that of another: opening, expert and what follows from fixed actions.
+    """Returns what distinguishes the episodes of two tasks: opening, expert's actions, and steps after fixed actions.
 
-    Without an expert the state stands for it, because what is asked for may be hidden from who plays.
+    Without an expert, the state takes its place, because the goal may be hidden from the policy.
     """
     opening, info = env.reset(seed=0, options={"task": task})
     _posed(task, info, "reset()")
@@ -171,6 +175,6 @@ def _posed(task: Task, info: Info, what: str) -> None:
 
 
 def require(condition: bool, complaint: str) -> None:
-    """Raises AssertionError with ``complaint`` where ``condition`` does not hold."""
+    """Raises AssertionError with ``complaint`` if ``condition`` is false."""
     if not condition:
         raise AssertionError(complaint)

@@ -1,6 +1,6 @@
-"""The life of an environment within a run: made and closed under a deadline, and what a failure there means.
+"""Makes and closes environments under a deadline within a run, and reports failures of doing so.
 
-One that cannot be made, and one that cannot be closed, is a failure of its own episode: masked, counted and named.
+An environment that cannot be made or closed fails only its own episode, which is masked, counted and named in the report.
 """
 
 import asyncio
@@ -22,15 +22,15 @@ from agentenv.errors import AgentEnvError, EnvFault, Fault
 
 MakeEnv = Callable[[], Env[Any]]
 
-_REASONS = 3  # that are told at a time
-_REASON_CHARS = 500  # of one
+_MOST_REASONS = 3  # number of reasons in one message
+_REASON_CHARS = 500  # length of one reason
 _BEFORE_MESSAGE = re.compile(r'[ |]*File "| *\+[-+]+ \d+ -')
-"""A frame of a traceback, and what separates the exceptions of a group."""
-_CLOSING_S = 10.0  # for environments to close when the run is ended from outside
+"""Matches a frame of a traceback, and the lines that separate the exceptions of an exception group."""
+_CLOSING_S = 10.0  # time that environments get to close when the run is interrupted
 
 
 class UnmadeEnv(Env[Any]):
-    """Stands for an environment that could not be made; its reset raises why."""
+    """Takes the place of an environment that could not be made. Its ``reset`` raises the reason."""
 
     def __init__(self, reason: EnvFault) -> None:
         super().__init__()
@@ -38,33 +38,34 @@ class UnmadeEnv(Env[Any]):
         self.capability = StateCapability.MEMORY  # type: ignore[misc]
 
     def copy_interface_of(self, other: Env[Any]) -> None:
-        """Takes over what strategies ask of the environment's class from one that could be made."""
+        """Copies the class attributes that rollout strategies read from an environment that could be made."""
         for name in ("capability", "reward_floor", "reward_ceiling", "no_expert", "call_markers", "stop"):
             setattr(self, name, getattr(other, name))
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Info]:
-        """Raises why there is no environment."""
+        """Raises the reason why there is no environment."""
         raise self._reason
 
     def step(self, action: str) -> Step:
-        """Raises why there is no environment."""
+        """Raises the reason why there is no environment."""
         raise self._reason
 
 
 async def make_envs(makes: Sequence[MakeEnv], seconds: float) -> list[Env[Any]]:
-    """One environment by each of ``makes``; an `UnmadeEnv` in the place of one that failed or took too long.
+    """Calls each of ``makes``; an `UnmadeEnv` takes the place of an environment that failed or took too long.
 
     Raises:
-        AgentEnvError: what was given to an environment cannot be used; those that were made are closed.
+        AgentEnvError: the arguments of an environment are wrong. The environments made before are closed.
     """
     making = [asyncio.ensure_future(_make(make, seconds)) for make in makes]
     try:
-        # All results first: if the first error ended the wait, what is made after it would never be closed.
+        # All results are awaited first. If the first error ended the wait, environments made later would never be closed.
         results = await asyncio.gather(*making, return_exceptions=True)
     except BaseException:
-        # The caller is gone. What has been made is closed here; what is made later closes itself (see `_make`).
+        # The caller was cancelled. Environments made so far are closed here; those made later close themselves (see
+        # `_make`).
         made_before = [one for one in making if one.done() and not one.cancelled() and not one.exception()]
         await close_quickly([one.result() for one in made_before], seconds)
         raise
@@ -81,18 +82,18 @@ async def make_envs(makes: Sequence[MakeEnv], seconds: float) -> list[Env[Any]]:
 
 
 async def close_envs(envs: Sequence[Env[Any]], seconds: float) -> list[str]:
-    """Closes environments; for each what went wrong, empty where nothing did."""
+    """Closes environments; returns an error message for each, empty if closing succeeded."""
     return await asyncio.gather(*(_close(env, seconds) for env in envs))
 
 
 async def close_quickly(envs: Sequence[Env[Any]], seconds: float) -> None:
-    """Closes environments like `close_envs`, but waits only briefly, because the run is over."""
+    """Closes environments like `close_envs`, but with a short time limit, because the run is over."""
     await close_envs(envs, min(seconds, _CLOSING_S))
 
 
 @asynccontextmanager
 async def open_envs(makes: Sequence[MakeEnv], seconds: float) -> AsyncIterator[list[Env[Any]]]:
-    """The environments of `make_envs` for the length of a block, at whose end they are closed by `close_quickly`."""
+    """Makes environments by `make_envs` for the length of the block, and closes them by `close_quickly` at its end."""
     envs = await make_envs(makes, seconds)
     try:
         yield envs
@@ -101,19 +102,19 @@ async def open_envs(makes: Sequence[MakeEnv], seconds: float) -> AsyncIterator[l
 
 
 def mask_trajectory(trajectory: Trajectory, flaw: str) -> Trajectory:
-    """``trajectory`` as one that ``flaw`` made unusable; as it is where there is none, or where it is masked already."""
+    """Returns ``trajectory`` masked because of ``flaw``; unchanged if ``flaw`` is empty or it is masked already."""
     if not flaw or not trajectory.valid:
         return trajectory
     return replace(trajectory, valid=False, reward=0.0, end_reason=EndReason.ENV_FAULT, error=flaw)
 
 
 def reason_of(trajectory: Trajectory) -> str:
-    """Why an episode is masked, in one line, and where the code of the environment raised it."""
+    """Returns the reason why an episode is masked, in one line, with the line of the environment's code that raised it."""
     return reason_in(trajectory.error, trajectory.end_reason)
 
 
 def reason_in(error: str, end_reason: str) -> str:
-    """`reason_of` an episode, from its recorded error and the reason why it ended."""
+    """Does what `reason_of` does, from the recorded error and the end reason."""
     said = _message_in(error) or str(end_reason)
     if len(said) > _REASON_CHARS:
         half = (_REASON_CHARS - 3) // 2
@@ -123,19 +124,20 @@ def reason_in(error: str, end_reason: str) -> str:
 
 
 def _message_in(error: str) -> str:
-    """A message of any number of lines as one line, without the traceback before it, which may be one of a group."""
+    """Joins the lines of an error message into one, without the traceback before it (or that of an exception group)."""
     lines = error.splitlines()
     before = [number for number, line in enumerate(lines) if _BEFORE_MESSAGE.match(line)]
     if before:
         left = (re.sub(r"^ *\| ?", "", line) for line in lines[before[-1] + 1 :])
-        lines = list(dropwhile(lambda line: line.startswith(" "), left))  # the line of code and its marks
+        # the source line and its underlining
+        lines = list(dropwhile(lambda line: line.startswith(" "), left))
     return " ".join(line.strip() for line in lines if any(map(str.isalnum, line)))
 
 
 def reasons_of(played: Iterable[Trajectory]) -> str:
-    """Why episodes are masked, the most common reason first; empty where none is."""
+    """Lists the reasons why episodes are masked, the most common first; empty if none is masked."""
     counted = Counter(reason_of(trajectory) for trajectory in played if not trajectory.valid)
-    return "; ".join(f"{reason} ({count})" for reason, count in counted.most_common(_REASONS))
+    return "; ".join(f"{reason} ({count})" for reason, count in counted.most_common(_MOST_REASONS))
 
 
 async def _make(make: MakeEnv, seconds: float) -> Env[Any]:
@@ -143,7 +145,7 @@ async def _make(make: MakeEnv, seconds: float) -> Env[Any]:
 
     async def making() -> Env[Any]:
         env = make()
-        # It came after the deadline, and the caller has gone on without it.
+        # The environment was made after the deadline, when the caller had continued without it.
         if late:
             env.close()
         return env
@@ -165,7 +167,7 @@ async def _make(make: MakeEnv, seconds: float) -> Env[Any]:
 async def _close(env: Env[Any], seconds: float) -> str:
     what = "the environment's close"
     try:
-        if env.awaits:  # what it holds may belong to the thread of its loop
+        if env.awaits:  # its resources may be bound to the thread of its event loop
             await call(what, seconds, partial(_closing, env))
         else:
             await call_plain(what, seconds, env.close)

@@ -1,4 +1,4 @@
-"""What may be given to an environment: arguments of its constructor and options of ``reset``, by name and type."""
+"""Checks what an environment is given by name and type: arguments of its constructor, and options of ``reset``."""
 
 import inspect
 import pickle
@@ -12,7 +12,7 @@ from agentenv.errors import ConfigurationError, UnknownName
 
 
 def parameters_of(cls: type) -> Iterator[tuple[type, inspect.Parameter]]:
-    """The parameters of a constructor, and of those above it to which it hands on what it does not know."""
+    """Yields the parameters of a constructor, and those of base classes to which it passes its ``**kwargs``."""
     for base in cls.__mro__:
         if "__init__" not in vars(base):
             continue
@@ -23,20 +23,20 @@ def parameters_of(cls: type) -> Iterator[tuple[type, inspect.Parameter]]:
 
 
 def checked_arguments(cls: type, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """``given`` converted to the types that the constructor of ``cls`` declares; values without such a type are kept.
+    """Converts ``given`` to the types that the constructor of ``cls`` declares; values without such a type are unchanged.
 
     Args:
-        cls: Of the environment.
-        name: Of the environment, for errors.
-        given: Arguments by name; numbers may come as text.
+        cls: The class of the environment.
+        name: The name of the environment, for errors.
+        given: Arguments by name. Numbers may be given as text.
 
     Raises:
-        UnknownName: no such argument; carries the nearest.
-        ConfigurationError: a value of another type.
+        UnknownName: there is no such argument; the error carries the nearest name.
+        ConfigurationError: a value has the wrong type.
     """
     kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     found: dict[str, tuple[type, inspect.Parameter]] = {}
-    opens = False  # whether names are handed on to an unknown callee
+    opens = False  # whether ``**kwargs`` are passed to an unknown function
     for base, parameter in parameters_of(cls):
         if parameter.kind in kinds:
             found.setdefault(parameter.name, (base, parameter))
@@ -51,11 +51,11 @@ def checked_arguments(cls: type, name: str, given: Mapping[str, Any]) -> dict[st
 
 
 def check_reset_options(name: str, known: Mapping[str, Any], given: Mapping[str, Any] | None) -> None:
-    """Checks that ``reset`` of the environment ``name`` takes what it is given: a task, and the options in ``known``.
+    """Checks the options given to ``reset`` of the environment ``name``: a task, and the options in ``known``.
 
     Raises:
-        UnknownName: no such option; carries the nearest.
-        ConfigurationError: a value of another type.
+        UnknownName: there is no such option; the error carries the nearest name.
+        ConfigurationError: a value has the wrong type.
     """
     if given is not None and not isinstance(given, Mapping):
         raise ConfigurationError(
@@ -74,10 +74,10 @@ def check_reset_options(name: str, known: Mapping[str, Any], given: Mapping[str,
 
 
 def check_declarations(cls: Any) -> None:
-    """Checks that the texts that an environment's class declares are tuples of texts.
+    """Checks that the class attributes of an environment that hold texts are tuples of texts.
 
     Raises:
-        ConfigurationError: one has another type, or no scorer is named.
+        ConfigurationError: an attribute has another type, or ``scorers`` is empty.
     """
     for name in ("scorers", "stop", "call_markers"):
         value = getattr(cls, name)
@@ -95,19 +95,19 @@ _CALLS: Mapping[str, tuple[tuple[Any, ...], Mapping[str, Any], str]] = {
     "reset": ((), {"seed": None, "options": None}, "def reset(self, *, seed=None, options=None)"),
     "areset": ((), {"seed": None, "options": None}, "async def areset(self, *, seed=None, options=None)"),
 }
-"""How each of these is called, and how it is written."""
+"""For each method, the arguments with which it will be called, and the signature to show in errors."""
 
 
 def check_signatures(cls: Any) -> None:
-    """Checks that ``step``, ``reset`` and ``make_tasks`` of an environment's class can be called as they will be.
+    """Checks that ``step``, ``reset`` and ``make_tasks`` of an environment's class accept the arguments they will get.
 
     Raises:
-        ConfigurationError: one of them cannot.
+        ConfigurationError: a method does not accept them.
     """
     for name, (positional, named, written) in _CALLS.items():
         try:
             signature = inspect.signature(getattr(cls, name))
-        except (TypeError, ValueError):  # of something that tells none
+        except (TypeError, ValueError):  # the object has no signature
             continue
         try:
             signature.bind(None, *positional, **named)
@@ -126,10 +126,10 @@ def check_signatures(cls: Any) -> None:
 
 
 def picklable(owner: object) -> dict[str, Any]:
-    """The attributes of ``owner``, for pickle.
+    """Returns the attributes of ``owner`` to pickle.
 
     Raises:
-        PicklingError: one of them cannot be pickled; names it.
+        PicklingError: an attribute cannot be pickled; the message names it.
     """
     state = dict(vars(owner))
     for name, value in state.items():
@@ -144,7 +144,7 @@ def picklable(owner: object) -> dict[str, Any]:
 
 
 def _hint(cls: type, parameter: inspect.Parameter) -> Any:
-    """The type of a parameter; Any where it has none that can be resolved."""
+    """Returns the type of a parameter; ``Any`` if it has none that can be resolved."""
     try:
         return typing.get_type_hints(vars(cls)["__init__"]).get(parameter.name, Any)
     except (NameError, TypeError, AttributeError):
@@ -157,7 +157,7 @@ def _checked(value: Any, hint: Any, what: str) -> Any:
 
     try:
         adapter = pydantic.TypeAdapter(hint, config=pydantic.ConfigDict(arbitrary_types_allowed=True))
-    except SchemaError:  # a protocol that cannot be asked at run time, among other types
+    except SchemaError:  # for example a protocol that is not runtime-checkable
         return value
     except pydantic.PydanticUserError:
         adapter = _plain_adapter(hint)
@@ -166,12 +166,12 @@ def _checked(value: Any, hint: Any, what: str) -> Any:
     except pydantic.ValidationError as error:
         reason = error.errors()[0]["msg"]
         raise ConfigurationError(f"{what}: {reason}; got {reprlib.repr(value)}") from error
-    except TypeError:  # a protocol that cannot be asked at run time
+    except TypeError:  # a protocol that is not runtime-checkable
         return value
 
 
 def _plain_adapter(hint: Any) -> Any:
-    """The adapter of a type that has settings of its own, or None where pydantic cannot read the type."""
+    """Returns the pydantic adapter of a type without its own settings; None if pydantic does not support the type."""
     import pydantic
 
     try:

@@ -1,7 +1,7 @@
-"""What an environment gave back, checked once, before anything is recorded, encoded, averaged or written.
+"""Checks the values that an environment returns, once, before anything is recorded, encoded, averaged or written.
 
-A value that later code could not use ends the episode that it belongs to, by an `EnvFault` that names it. Sizes are bounded
-first: text that no context could hold is cut, and is not encoded.
+A value that later code could not use ends its own episode by an `EnvFault` that names the value. Sizes are limited first:
+text that no context could hold is cut and never encoded.
 """
 
 import reprlib
@@ -25,29 +25,29 @@ from agentenv.core.types import (
 from agentenv.errors import EnvFault
 
 TOKEN_CHARS = 128
-"""Characters that one token stands for at most, as runs of spaces do in common vocabularies."""
+"""The largest number of characters of one token, such as a run of spaces in common vocabularies."""
 _PNG = b"\x89PNG"
 _MOST_CHARS = 8_000_000
 _MOST_REWARD = 1e15
-"""Beyond it the squares of rewards are no numbers of 32 bits any more."""
+"""Squares of larger rewards would overflow float32."""
 _RESERVED = frozenset({"strategy", "game"})
-"""Entries of a trajectory's info that rollout strategies write."""
+"""Entries of a trajectory's info that belong to rollout strategies."""
 
 
 def most_chars(context_tokens: int) -> int:
-    """Characters of an observation that could fit a context of so many tokens."""
+    """Returns the largest number of characters of an observation that could fit into a context of so many tokens."""
     return min(TOKEN_CHARS * context_tokens, _MOST_CHARS)
 
 
 def checked_opening(given: Any, most: int) -> tuple[Observation, Info]:
-    """What ``reset`` returned.
+    """Checks the return value of ``reset``.
 
     Args:
-        given: The value.
-        most: Characters that the observation may have.
+        given: The return value.
+        most: The largest number of characters of the observation.
 
     Raises:
-        EnvFault: it is no observation that can be shown, with an info.
+        EnvFault: the value is not an observation that can be shown together with an info.
     """
     what = "the environment's reset"
     if not (isinstance(given, tuple) and len(given) == 2):
@@ -61,13 +61,13 @@ def checked_opening(given: Any, most: int) -> tuple[Observation, Info]:
 
 
 def checked_step(given: Any, most: int) -> tuple[Step, int]:
-    """What ``step`` returned, with plain numbers and every text cut to ``most`` characters.
+    """Checks the return value of ``step``; converts numbers to plain ones and cuts every text to ``most`` characters.
 
     Returns:
-        The step, and the characters that its observation had.
+        The step, and the number of characters that its observation had before the cut.
 
     Raises:
-        EnvFault: a part of it cannot be used; names the part.
+        EnvFault: a part of it cannot be used; the message names the part.
     """
     what = "the environment's step"
     if not (isinstance(given, tuple) and len(given) == 5):
@@ -79,26 +79,28 @@ def checked_step(given: Any, most: int) -> tuple[Step, int]:
     return Step(messages, _reward(reward, what), *ended, entries), size
 
 
-def mended_step(given: Any) -> Any:
-    """What ``step`` returned, without the lone surrogates in it; for text that the policy itself wrote as escapes.
+def step_without_surrogates(given: Any) -> Any:
+    """Removes lone surrogates from the return value of ``step``, which the policy itself may have written as escapes.
 
-    If such an episode were masked, a policy could end it unrewarded whenever it wants to.
+    If such an episode were masked, a policy could end any episode without its reward.
     """
     if not (isinstance(given, tuple) and len(given) == 5 and isinstance(given[4], dict)):
         return given
     observation, *middle, info = given
     if isinstance(observation, tuple | list):
-        observation = tuple(_mended(message, "content") for message in observation)
+        observation = tuple(_without_surrogates(message, "content") for message in observation)
     found = dict(info)
     if isinstance(results := info.get("tool_results"), tuple | list):
-        found["tool_results"] = tuple(_mended(result, "name", "text", "error_class") for result in results)
+        found["tool_results"] = tuple(
+            _without_surrogates(result, "name", "text", "error_class") for result in results
+        )
     if isinstance(answer := info.get("answer"), str):
         found["answer"] = replace_surrogates(answer)
     return (observation, *middle, found)
 
 
-def _mended(part: Any, *names: str) -> Any:
-    """A message, a part of one or a tool result with its texts mended; anything else as it is."""
+def _without_surrogates(part: Any, *names: str) -> Any:
+    """Removes lone surrogates from the texts of a message, a part of one or a tool result; other values are unchanged."""
     if not isinstance(part, Message | MessagePart | ToolResult):
         return part
     changed: dict[str, Any] = {}
@@ -107,28 +109,28 @@ def _mended(part: Any, *names: str) -> Any:
         if isinstance(value, str):
             changed[name] = replace_surrogates(value)
         elif isinstance(value, tuple):
-            changed[name] = tuple(_mended(one, "text") for one in value)
+            changed[name] = tuple(_without_surrogates(one, "text") for one in value)
     return replace(part, **changed)
 
 
 def checked_key(given: Any) -> str | None:
-    """What ``anchor_key`` returned.
+    """Checks the return value of ``anchor_key``.
 
     Raises:
-        EnvFault: it is neither text nor None.
+        EnvFault: the value is neither text nor None.
     """
     return None if given is None else _text(given, "the environment's anchor_key")
 
 
 def _observation(given: Any, what: str, most: int) -> tuple[Observation, int]:
-    """The messages, as text cut to ``most`` characters where they have more, and the characters that they had."""
+    """Returns the messages with their text cut to ``most`` characters in total, and the number of characters before."""
     if not isinstance(given, tuple | list):
         raise EnvFault(f"{what} gave the observation {_described(given)}; it must be a tuple of Message")
     for message in given:
         _check_form(message, what)
     observation, size = tuple(given), sum(len(message.text) for message in given)
     if size > most:
-        # Cut before it is encoded: gigabytes would take longer to look through than a step may.
+        # Cut before it is encoded, because looking through gigabytes would take longer than a step may.
         observation = _cut(observation, most)
     for text in (message.text for message in observation):
         _text(text, f"{what}: an observation")
@@ -177,7 +179,8 @@ def _text(given: Any, where: str) -> str:
 
 
 def _reward(given: Any, what: str) -> float:
-    plain = given.item() if getattr(given, "shape", None) in ((), (1,)) else given  # of NumPy or a tensor
+    # a NumPy scalar or a tensor
+    plain = given.item() if getattr(given, "shape", None) in ((), (1,)) else given
     try:
         good = isinstance(plain, bool | int | float) and abs(float(plain)) <= _MOST_REWARD
     except OverflowError:
@@ -203,7 +206,7 @@ def _info(given: Any, what: str) -> Info:
 
 
 def _step_info(info: Info, over: bool, what: str, most: int) -> Info:
-    """``info`` with the entries that records are made of in their types."""
+    """Returns ``info`` with the entries that records are made of converted to their types."""
     if taken := _RESERVED & info.keys():
         raise EnvFault(
             f"{what} gave info[{min(taken)!r}], which rollout strategies write; give it another name"
@@ -261,7 +264,7 @@ def _result(given: Any, what: str, most: int) -> ToolResult:
 
 
 def _described(value: Any) -> str:
-    """A short form of any value, also of one whose ``repr`` fails."""
+    """Returns a short description of any value, even if its ``repr`` fails."""
     try:
         return reprlib.repr(value)
     except Exception:

@@ -16,8 +16,8 @@ from agentenv.core.types import EndReason, FinishReason, Observation, Task, Turn
 from agentenv.core.validation import Frozen
 from agentenv.errors import ContextTooSmall, EnvFault, Fault
 
-_ERROR_CHARS = 20_000  # of an error that is kept
-_UNPLAYED = "unplayed"  # in the info of an episode whose prompt left no room for a turn
+_ERROR_CHARS = 20_000  # stored characters of an error
+_UNPLAYED = "unplayed"  # key in the info of an episode whose prompt left no room for a turn
 _STEP_INFO = ("turn", "tool_results", "valid", "end_reason", "reward_parts")
 
 
@@ -84,15 +84,15 @@ class EpisodeState:
     finish: FinishReason = FinishReason.STOP
     """How the last turn that was sampled ended."""
     conversation: Conversation | None = None
-    """What was said, where the chat format is ``native``: the template makes the next prompt of all of it."""
+    """The messages so far, if the chat format is ``native``: the template renders the next prompt from all of them."""
     tools_changed: bool = False
-    """Whether a later context declared other tools than one before it."""
+    """Whether a later context declared other tools than an earlier one."""
     ended: Trajectory | None = None
     """The finished trajectory; None while the episode is running."""
 
     @property
     def reward(self) -> float:
-        """Sum of the rewards so far, to 12 decimals: 0.7 + 0.2 + 0.1 is the full reward 1 and not the number below it."""
+        """Sum of the rewards so far, rounded to 12 decimals, so that 0.7 + 0.2 + 0.1 is exactly 1."""
         return round(sum(turn.reward for turn in self.turns), 12)
 
     @property
@@ -102,7 +102,7 @@ class EpisodeState:
 
     @property
     def sampled(self) -> TurnTokens:
-        """The tokens of the turn that comes next, without those of guidance, which is cut out of the record."""
+        """The token counts of the next turn, without guidance tokens, which are cut out of the record."""
         row = [s for s in self.segments if s.row == self.row and s.kind is not SegmentKind.INJECTED]
         own = [s for s in row if s.kind is SegmentKind.POLICY and s.turn == len(self.turns)]
         completion = sum(len(s.ids) for s in own)
@@ -121,15 +121,15 @@ class EpisodeState:
             self.ids.extend(ids)
 
     def reopen(self, ids: Sequence[int], turn: int, images: tuple[PlacedImage, ...] = ()) -> None:
-        """Opens a new row with ``ids`` and ``images``, which did not extend the current one."""
+        """Starts a new row with ``ids`` and ``images``, because the new prompt does not extend the current row."""
         self.row += 1
         self.ids = []
         self.add(SegmentKind.PROMPT, ids, turn, images=images)
 
     def cut(self, end: EndReason, info: dict[str, Any], error: str = "") -> None:
-        """Ends an episode that its environment has not ended, with the reward that it earns there.
+        """Ends an episode that its environment has not ended, with the reward for giving up (``Env.cut_reward``).
 
-        A failure of the environment ends it as such.
+        If the environment fails to compute that reward, the episode ends as a failure of the environment.
         """
         try:
             further = cut_reward(self.spec.env) if self.turns else 0.0
@@ -168,7 +168,7 @@ class EpisodeState:
 
 
 def failed_episode(spec: EpisodeSpec, episode: str, error: Exception) -> Trajectory:
-    """An episode that an infrastructure failure has ended before its environment was there."""
+    """Returns the trajectory of an episode that an infrastructure failure ended before its environment existed."""
     state = EpisodeState(spec, episode)
     state.fail(EndReason.ENV_FAULT, error)
     assert state.ended is not None
@@ -176,10 +176,10 @@ def failed_episode(spec: EpisodeSpec, episode: str, error: Exception) -> Traject
 
 
 def cut_reward(env: Env[Any]) -> float:
-    """What the episode in ``env`` earns further where it is cut now.
+    """Returns the additional reward of the episode in ``env`` if it is cut now.
 
     Raises:
-        EnvFault: it is no number that can be averaged.
+        EnvFault: the environment returned something other than a finite number.
     """
     further = float(env.cut_reward())
     if not math.isfinite(further):

@@ -1,4 +1,4 @@
-"""Policies that know nothing of the task, with which the contract checks the least reward of an environment."""
+"""Policies that know nothing of the task. The contract uses them to check an environment's minimum reward."""
 
 import numpy as np
 
@@ -9,12 +9,12 @@ FLOORS = ("no-op", "copy the prompt", "empty answer", "random text")
 
 
 def floor_action(floor: str, opening: Observation, rng: np.random.Generator) -> str:
-    """What the policy ``floor`` of ``FLOORS`` does in any turn.
+    """Returns the action of the policy ``floor``, the same in every turn.
 
     Args:
         floor: One of ``FLOORS``.
         opening: The messages that opened the episode.
-        rng: Source of the random text.
+        rng: The random generator of the random text.
     """
     match floor:
         case "copy the prompt":

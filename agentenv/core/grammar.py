@@ -64,7 +64,7 @@ def read_json(text: str) -> Any:
     """Parses a JSON document of a policy: only finite numbers, whole characters and at most ``MAX_NESTED`` levels.
 
     Raises:
-        ValueError: the text is something else. The message can be shown to the policy.
+        ValueError: the text is not such a document. The message can be shown to the policy.
     """
     try:
         document = json.loads(text, parse_constant=_refuse, parse_float=_finite)

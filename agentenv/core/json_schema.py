@@ -1,9 +1,9 @@
-"""Checks JSON values against the part of JSON Schema in which tools describe their arguments.
+"""Validates JSON values against the subset of JSON Schema that tools use to describe their arguments.
 
-A schema with a keyword that is not known here is refused when the tool is declared, so that no value passes unchecked.
-Keywords have the meaning of the draft 2020-12, and a list of ``items`` that of the drafts before it. ``format``, what only
-describes and the extensions that begin with ``x-`` are read over. So is a ``pattern`` that looks ahead or behind or refers
-to a group: engines that know these can be kept busy for days by a short text, and a policy writes the text.
+A schema with an unknown keyword is refused when the tool is declared, so that no value passes unchecked. Keywords have the
+meaning of draft 2020-12, except that ``items`` may be a list as in earlier drafts. ``format``, annotations and extensions
+that begin with ``x-`` are ignored. So is a ``pattern`` with lookaround or back-references: engines that support these can
+take days for a short text, and a policy writes the text.
 """
 
 import json
@@ -19,11 +19,11 @@ from agentenv.errors import ConfigurationError, UnknownName, check_known
 
 Schema = Mapping[str, Any] | bool
 
-_DESCRIBING = frozenset(
+_ANNOTATIONS = frozenset(
     {"title", "description", "default", "examples", "format", "deprecated", "readOnly", "writeOnly"}
     | {"$schema", "$id", "$anchor", "$comment", "$defs", "definitions"}
     | {"contentEncoding", "contentMediaType", "contentSchema"}
-    | {"discriminator", "nullable", "example", "enumNames", "errorMessage"}  # of OpenAPI and of form builders
+    | {"discriminator", "nullable", "example", "enumNames", "errorMessage"}  # from OpenAPI and form builders
 )
 _TYPES: dict[str, Callable[[Any], bool]] = {
     "string": lambda value: isinstance(value, str),
@@ -49,10 +49,10 @@ _BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool], str]] = {
     "minProperties": ("object", lambda value, bound: len(value) >= bound, "must have {} entries or more"),
     "maxProperties": ("object", lambda value, bound: len(value) <= bound, "must have {} entries or fewer"),
 }
-_LISTING = {"enum": "must be one of", "const": "must be"}
-_CHOICES = ("anyOf", "oneOf", "allOf")
-_KNOWN = _DESCRIBING | _BOUNDS.keys() | {*_CHOICES, "type", "enum", "const", "not", "$ref"}
-_KNOWN |= {
+_ENUM_MESSAGES = {"enum": "must be one of", "const": "must be"}
+_COMBINATIONS = ("anyOf", "oneOf", "allOf")
+_KNOWN_KEYWORDS = _ANNOTATIONS | _BOUNDS.keys() | {*_COMBINATIONS, "type", "enum", "const", "not", "$ref"}
+_KNOWN_KEYWORDS |= {
     "properties",
     "required",
     "additionalProperties",
@@ -60,7 +60,7 @@ _KNOWN |= {
     "propertyNames",
     "dependentRequired",
 }
-_KNOWN |= {
+_KNOWN_KEYWORDS |= {
     "items",
     "prefixItems",
     "additionalItems",
@@ -71,7 +71,7 @@ _KNOWN |= {
     "then",
     "else",
 }
-_HOLDING = (
+_SUBSCHEMA_KEYWORDS = (
     "items",
     "additionalItems",
     "contains",
@@ -82,46 +82,47 @@ _HOLDING = (
     "then",
     "else",
 )
-"""Keywords whose value is one schema."""
-_READ_OTHERWISE = re.compile(r"\[[^\]]*(?:&&|--|~~|\[)")
-"""In a pattern without its escapes: sets of characters within each other, which only pydantic's engine knows."""
+"""Keywords whose value is a single schema."""
+_NESTED_SETS = re.compile(r"\[[^\]]*(?:&&|--|~~|\[)")
+"""Matches nested character sets in a pattern without its escapes; only pydantic's engine gives them this meaning."""
 _MOST_COMPLAINTS, _COMPLAINT_CHARS = 16, 1000
-"""Of one value. Branches that refer to each other would otherwise repeat those of every depth."""
+"""Limits for one value. Without them, branches that refer to each other would repeat the complaints of every depth."""
 
 
 @dataclass(frozen=True)
 class _Root:
-    """A whole schema, and what was found in a value so far."""
+    """A whole schema, with the results found so far for one value."""
 
     schema: Mapping[str, Any]
     known: dict[tuple[int, int, str], list[str]] = field(default_factory=dict)
-    """Complaints by the identities of a value and a schema, and the place of the former. Where several branches
-    lead to the same schema, each would look at all below anew: three branches, 3 to the power of the depth."""
+    """Complaints by the identity of a value, the identity of a schema, and the path of the value. Without this cache,
+    several branches that lead to the same schema would each check everything below: with three branches, 3 to the power of
+    the depth."""
     listed: dict[tuple[int, str], tuple[set[Any], str]] = field(default_factory=dict)
-    """What `allowed` has found, by the identity of a schema and a keyword of it."""
+    """Results of `allowed`, by the identity of a schema and its keyword."""
 
     def allowed(self, schema: Mapping[str, Any], keyword: str) -> tuple[set[Any], str]:
-        """The forms that ``enum`` or ``const`` allows, and how they are shown.
+        """Returns the canonical forms of the values that ``enum`` or ``const`` allows, and their text for errors.
 
-        They are made once, or a list of values would take the product of its length and theirs.
+        They are computed once; otherwise checking a list would take the product of the two lengths.
         """
         key = (id(schema), keyword)
         if key not in self.listed:
             held = schema[keyword]
             shown = shortened(json.dumps(held, ensure_ascii=False), _COMPLAINT_CHARS)
-            self.listed[key] = set(map(_form, held if keyword == "enum" else [held])), shown
+            self.listed[key] = set(map(_canonical_form, held if keyword == "enum" else [held])), shown
         return self.listed[key]
 
 
 def check_schema(schema: Any, name: str) -> None:
-    """Checks that ``schema`` describes an object and can be checked in full.
+    """Checks that ``schema`` describes an object and contains only supported keywords.
 
     Args:
         schema: The schema of a tool's arguments.
-        name: Name of the tool.
+        name: The name of the tool.
 
     Raises:
-        ConfigurationError: it is no schema of an object, or holds a keyword, type or reference that is not known.
+        ConfigurationError: it is not a schema of an object, or it contains an unknown keyword, type or reference.
     """
     if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
         raise ConfigurationError(f"the schema of tool {name!r} must be that of an object, not {schema!r:.80}")
@@ -135,12 +136,12 @@ def check_schema(schema: Any, name: str) -> None:
 
 
 def complaints(value: Any, schema: Mapping[str, Any]) -> list[str]:
-    """What in ``value`` does not fit ``schema``, each with its place; empty where it fits."""
+    """Returns what is wrong with ``value`` according to ``schema``, each with its path; empty if the value is valid."""
     try:
         return _complaints(value, schema, _Root(schema), "")
     except RecursionError:
         return ["arguments: they are nested too deeply"]
-    except (ArithmeticError, ValueError) as error:  # numbers beyond those that Python divides or shows
+    except (ArithmeticError, ValueError) as error:  # numbers too large for Python to divide or print
         return [f"arguments: cannot be checked: {error}"]
 
 
@@ -149,14 +150,14 @@ def _check(schema: Any, root: Mapping[str, Any], name: str) -> None:
         return
     for keyword in schema:
         if not str(keyword).startswith("x-"):
-            check_known(f"keyword of JSON Schema that tool {name!r} may use:", keyword, _KNOWN)
+            check_known(f"keyword of JSON Schema that tool {name!r} may use:", keyword, _KNOWN_KEYWORDS)
     for kind in _list(schema.get("type", [])):
         if kind not in _TYPES:
             raise UnknownName.among(f"type of JSON Schema in tool {name!r}:", str(kind), _TYPES)
-    if "pattern" in schema and _linear(schema["pattern"]) is None:
-        re.compile(schema["pattern"])  # what is no regular expression at all is refused
+    if "pattern" in schema and _linear_time_validator(schema["pattern"]) is None:
+        re.compile(schema["pattern"])  # an invalid regular expression is refused
     for pattern in schema.get("patternProperties", {}):
-        if _linear(pattern) is None:
+        if _linear_time_validator(pattern) is None:
             raise ValueError(f"the name {pattern!r} in patternProperties cannot be compared in bounded time")
     if "$ref" in schema:
         _resolved(schema["$ref"], root)
@@ -167,8 +168,12 @@ def _check(schema: Any, root: Mapping[str, Any], name: str) -> None:
 def _children(schema: Mapping[str, Any]) -> list[Any]:
     holders = ("properties", "patternProperties", "$defs", "definitions")
     named = [child for key in holders for child in schema.get(key, {}).values()]
-    listed = [child for key in (*_CHOICES, "prefixItems") for child in schema.get(key, ())]
-    return named + listed + [child for key in _HOLDING if key in schema for child in _list(schema[key])]
+    listed = [child for key in (*_COMBINATIONS, "prefixItems") for child in schema.get(key, ())]
+    return (
+        named
+        + listed
+        + [child for key in _SUBSCHEMA_KEYWORDS if key in schema for child in _list(schema[key])]
+    )
 
 
 def _resolved(reference: str, root: Mapping[str, Any]) -> Any:
@@ -197,25 +202,25 @@ def _complaints(value: Any, schema: Any, root: _Root, place: str) -> list[str]:
     key = (id(value), id(schema), place)
     if key in root.known:
         return root.known[key]
-    for keyword, words in _LISTING.items():
-        if keyword in schema and _form(value) not in root.allowed(schema, keyword)[0]:
+    for keyword, words in _ENUM_MESSAGES.items():
+        if keyword in schema and _canonical_form(value) not in root.allowed(schema, keyword)[0]:
             found.append(f"{where}: {words} {root.allowed(schema, keyword)[1]}")
     for keyword, (kind, holds, words) in _BOUNDS.items():
         if keyword in schema and _TYPES[kind](value) and not holds(value, schema[keyword]):
             found.append(f"{where}: {words.format(schema[keyword])}")
     if "$ref" in schema:
         found += _complaints(value, _resolved(schema["$ref"], root.schema), root, place)
-    found += _of_choices(value, schema, root, where)
+    found += _complaints_of_combinations(value, schema, root, where)
     if isinstance(value, dict):
-        found += _of_object(value, schema, root, place)
+        found += _complaints_of_object(value, schema, root, place)
     if isinstance(value, list):
-        found += _of_array(value, schema, root, place)
+        found += _complaints_of_array(value, schema, root, place)
     found = [shortened(said, _COMPLAINT_CHARS) for said in found[:_MOST_COMPLAINTS]]
     root.known[key] = found
     return found
 
 
-def _of_choices(value: Any, schema: Mapping[str, Any], root: _Root, where: str) -> list[str]:
+def _complaints_of_combinations(value: Any, schema: Mapping[str, Any], root: _Root, where: str) -> list[str]:
     found = []
     for choice in schema.get("allOf", ()):
         found += _complaints(value, choice, root, where)
@@ -234,36 +239,38 @@ def _of_choices(value: Any, schema: Mapping[str, Any], root: _Root, where: str) 
     return found
 
 
-def _of_object(value: dict[str, Any], schema: Mapping[str, Any], root: _Root, place: str) -> list[str]:
+def _complaints_of_object(
+    value: dict[str, Any], schema: Mapping[str, Any], root: _Root, place: str
+) -> list[str]:
     known, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
     needed = list(schema.get("required", ()))
     needed += [
         one for key, others in schema.get("dependentRequired", {}).items() if key in value for one in others
     ]
-    found = [f"{_at(place, key)}: is missing" for key in dict.fromkeys(needed) if key not in value]
+    found = [f"{_child_path(place, key)}: is missing" for key in dict.fromkeys(needed) if key not in value]
     for key, one in value.items():
         of_one = [known[key]] if key in known else []
         of_one += [child for pattern, child in patterns.items() if _matches(pattern, key)]
         rest = schema.get("additionalProperties", True)
         if not of_one and rest is False:
-            found.append(f"{_at(place, key)}: is not known")
+            found.append(f"{_child_path(place, key)}: is not known")
             continue
         for child in of_one or [rest]:
-            found += _complaints(one, child, root, _at(place, key))
-        if wrong := _complaints(key, schema.get("propertyNames", True), root, _at(place, key)):
+            found += _complaints(one, child, root, _child_path(place, key))
+        if wrong := _complaints(key, schema.get("propertyNames", True), root, _child_path(place, key)):
             found.append(f"{wrong[0]} (said of the name)")
     return found
 
 
-def _of_array(value: list[Any], schema: Mapping[str, Any], root: _Root, place: str) -> list[str]:
+def _complaints_of_array(value: list[Any], schema: Mapping[str, Any], root: _Root, place: str) -> list[str]:
     first: Sequence[Any] = schema.get("prefixItems", ())
     rest = schema.get("items", True)
-    if isinstance(rest, list):  # before the draft 2020-12
+    if isinstance(rest, list):  # drafts before 2020-12
         first, rest = rest, schema.get("additionalItems", True)
     found = []
     for index, one in enumerate(value):
         of_one = first[index] if index < len(first) else rest
-        found += _complaints(one, of_one, root, _at(place, str(index)))
+        found += _complaints(one, of_one, root, _child_path(place, str(index)))
     if "contains" in schema:
         fitting = sum(not _complaints(one, schema["contains"], root, place) for one in value)
         least, most = schema.get("minContains", 1), schema.get("maxContains", len(value))
@@ -275,8 +282,8 @@ def _of_array(value: list[Any], schema: Mapping[str, Any], root: _Root, place: s
 
 
 def _matches(pattern: str, text: str) -> bool:
-    """Whether ``pattern`` is found in ``text``, in time in proportion to it; True of a pattern that is not compared."""
-    adapter = _linear(pattern)
+    """Whether ``pattern`` matches in ``text``, in linear time; True for a pattern that is not supported."""
+    adapter = _linear_time_validator(pattern)
     if adapter is None:
         return True
     try:
@@ -287,14 +294,14 @@ def _matches(pattern: str, text: str) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _linear(pattern: str) -> Any:
-    """What validates a text by ``pattern`` in pydantic's engine; None where that cannot read it or reads it otherwise."""
+def _linear_time_validator(pattern: str) -> Any:
+    """Returns a validator of ``pattern`` in pydantic's engine; None if that rejects it or gives it another meaning."""
     import pydantic
     from pydantic_core import SchemaError
 
-    if _READ_OTHERWISE.search(re.sub(r"(?s)\\.", "", pattern)):
+    if _NESTED_SETS.search(re.sub(r"(?s)\\.", "", pattern)):
         return None
-    # Escaped, these two are the borders of a word there.
+    # In that engine, escaped angle brackets match the boundaries of a word, so their escapes are removed.
     same = re.sub(r"(?s)\\(.)", lambda pair: pair[1] if pair[1] in "<>" else pair[0], pattern)
     try:
         return pydantic.TypeAdapter(Annotated[str, pydantic.StringConstraints(pattern=same)])
@@ -302,7 +309,7 @@ def _linear(pattern: str) -> Any:
         return None
 
 
-def _at(place: str, key: str) -> str:
+def _child_path(place: str, key: str) -> str:
     return f"{place}.{key}" if place else key
 
 
@@ -315,7 +322,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_flag(bound: Any) -> bool:
-    """Whether an exclusive bound is that of the draft 4, which says whether ``minimum`` or ``maximum`` is exclusive."""
+    """Whether an exclusive bound is a boolean, as in draft 4, which makes ``minimum`` or ``maximum`` exclusive."""
     return isinstance(bound, bool)
 
 
@@ -323,8 +330,8 @@ def _is_whole(value: Any) -> bool:
     return isinstance(value, float) and math.isfinite(value) and value.is_integer()
 
 
-def _form(value: Any) -> Any:
-    """What equal values of JSON have in common, in which true is not 1."""
+def _canonical_form(value: Any) -> Any:
+    """Returns the canonical form of a JSON value: equal values have equal forms, and true differs from 1."""
     return value if _is_number(value) else json.dumps(value, sort_keys=True)
 
 

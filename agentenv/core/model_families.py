@@ -1,4 +1,4 @@
-"""The model families: what tells one from its chat template, how it writes calls, and what ends a turn of it."""
+"""The model families: how each is recognised by its chat template, how it writes calls, and what ends its turns."""
 
 import json
 import re
@@ -22,53 +22,53 @@ from agentenv.core.call_readers import (
 from agentenv.errors import check_known
 
 TurnReaderFunction = Callable[[str, bool, Schemas], AssistantTurn]
-"""From the text of a turn, whether its prompt opened the thinking, and the schemas of the tools, to what it holds."""
+"""A function of the text of a turn, whether its prompt opened the thinking, and the tools' schemas; it returns the turn."""
 
 MOST_CALLS = 32
-"""Calls that one turn may make; what is written after them is not run."""
+"""The largest number of calls in one turn. Further ones are not run."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """Models that were trained in one form."""
+    """Models that were trained with the same conversation format."""
 
     name: str
     read: TurnReaderFunction
     marks: tuple[tuple[str, ...], ...] = ()
-    """How the family is recognised: its chat template holds all texts of one of these groups."""
+    """How the family is recognised: its chat template contains all texts of one of these groups."""
     thinking: str = "<think>"
-    """Text that begins the thinking."""
+    """The text that begins the thinking."""
     thinking_as_text: str = "<think>\n{}\n</think>\n\n"
-    """How thinking stands before the content of a turn, where a template of the family has no entry for it."""
+    """How thinking is written before the content of a turn, if a template of the family has no key for it."""
     ends: tuple[str, ...] = ()
-    """Tokens beside those of the tokenizer that end a turn."""
+    """Tokens that end a turn, in addition to those of the tokenizer."""
     closers: tuple[str, ...] = ()
-    """Further tokens with which the template closes an earlier turn."""
+    """Further tokens with which the template ends an earlier turn."""
     plain_results: bool = False
-    """Whether the results of tools stand in the prompt as they are, where the template quotes them as JSON."""
+    """Whether tool results are put into the prompt as plain text, although the template would quote them as JSON."""
     one_text: bool = False
-    """Whether a turn with calls holds either thinking or content in the template, and not both."""
+    """Whether the template shows either the thinking or the content of a turn with calls, and not both."""
     calls_tools: bool = True
     calls_as_text: Callable[[Sequence[str]], str] | None = None
-    """From the calls of a turn, each as JSON, to their text, where some templates show calls in the content alone."""
+    """Converts the calls of a turn, each as JSON, to text, for templates that show calls only in the content."""
     call_id: str = ""
-    """The id of the ``place``-th call of a conversation, a call of ``name``, where the family reads the name from it."""
+    """Format string of a call's id with ``name`` and ``place`` (its index in the conversation), if the family needs one."""
     declare: Callable[[Sequence[Mapping[str, Any]]], str] | None = None
-    """The text that declares tools, as the family documents it, for templates that show none."""
+    """Returns the text that declares tools, as the family documents it, for templates that ignore tools."""
     declares_for: str = ""
-    """Text by which a template is recognised as one for which ``declare`` is documented."""
+    """A text that identifies the templates for which ``declare`` is documented."""
     declares_after: str = "\n\n"
-    """Text between the system prompt and the declaration of the tools."""
+    """The text between the system prompt and the declaration of the tools."""
 
     @property
     def thinking_end(self) -> str:
-        """What ends the thinking of a turn that is written as text."""
+        """The text that ends the thinking of a turn."""
         return self.thinking_as_text.partition("{}")[2].strip()
 
     def read_alone(self, text: str, schemas: Schemas) -> AssistantTurn:
-        """Reads a turn whose prompt is not known.
+        """Parses a turn whose prompt is unknown.
 
-        If the turn ends thinking that it did not begin, the prompt is taken to have begun it.
+        If the turn ends a thinking block that it did not begin, the prompt is assumed to have begun it.
         """
         before, ended, _ = text.partition(self.thinking_end)
         return self.read(text, bool(ended) and self.thinking not in before, schemas)
@@ -77,7 +77,7 @@ class Family:
 def _tagged(
     read_calls: CallReader | None, opening: str = "<think>", closing: str = "</think>"
 ) -> TurnReaderFunction:
-    """A family that thinks between two tags and calls tools after that."""
+    """Makes the parser of a family that thinks between two tags and calls tools after that."""
 
     def read(text: str, opened: bool, schemas: Schemas) -> AssistantTurn:
         thinking, text, closed = without_thinking(text, opened, opening, closing)
@@ -90,10 +90,10 @@ def _tagged(
 
 
 def without_thinking(text: str, opened: bool, opening: str, closing: str) -> tuple[str | None, str, bool]:
-    """Thinking, the text after it, and whether the thinking ended.
+    """Returns the thinking, the text after it, and whether the thinking ended.
 
     Args:
-        text: Of a turn.
+        text: The text of a turn.
         opened: Whether its prompt opened the thinking.
         opening: The tag that begins thinking.
         closing: The tag that ends it.
@@ -114,12 +114,12 @@ def _bounded(calls: list[Call]) -> tuple[Call, ...]:
 
 
 def _harmony(text: str, opened: bool, schemas: Schemas) -> AssistantTurn:
-    """Messages on the channels ``analysis`` (thinking), ``commentary`` (calls, and texts before them) and ``final``."""
+    """Parses messages on the channels ``analysis`` (thinking), ``commentary`` (calls and texts before them), ``final``."""
     thinking: list[str] = []
     content: list[str] = []
     calls: list[Call] = []
     closed = False
-    # A message may lack its end.
+    # The last message may lack its end token.
     for message in re.split(r"<\|end\|>|<\|call\|>|<\|return\|>|<\|start\|>", text):
         header, begun, body = message.partition("<|message|>")
         if not begun:
@@ -137,7 +137,7 @@ def _harmony(text: str, opened: bool, schemas: Schemas) -> AssistantTurn:
 
 
 def _phi_tools(tools: Sequence[Mapping[str, Any]]) -> str:
-    """Tools as the model card of Phi-4-mini documents them; its template takes them from an entry of the system message."""
+    """Declares tools as the model card of Phi-4-mini documents; its template expects them in a key of the system message."""
     return f"<|tool|>{json.dumps([tool['function'] for tool in tools], ensure_ascii=False)}<|/tool|>"
 
 
@@ -145,7 +145,7 @@ _END_TOOL_CALLS = "<｜tool▁calls▁begin｜>"  # noqa: RUF001
 
 
 def _deepseek_tools(tools: Sequence[Mapping[str, Any]]) -> str:
-    """Tools as the model card of DeepSeek-V3.1 documents them, behind the system prompt."""
+    """Declares tools after the system prompt, as the model card of DeepSeek-V3.1 documents."""
     listed_tools = "".join(
         f"\n### {function['name']}\nDescription: {function.get('description', '')}\n\n"
         f"Parameters: {json.dumps(function.get('parameters', {}), ensure_ascii=False)}\n"
@@ -256,11 +256,11 @@ FAMILIES: Mapping[str, Family] = {
         Family("text", _tagged(None), calls_tools=False),
     )
 }
-"""By name; the first whose marks a template holds is taken, and ``text`` where none fits."""
+"""The families by name. The first one whose ``marks`` are in a template is used, and ``text`` if none is."""
 
 
 def family_of(template: str) -> Family:
-    """The family that a chat template is of."""
+    """Returns the family to which a chat template belongs."""
     for family in FAMILIES.values():
         if any(all(mark in template for mark in group) for group in family.marks):
             return family
@@ -268,10 +268,10 @@ def family_of(template: str) -> Family:
 
 
 def get_family(name: str) -> Family:
-    """The family of that name.
+    """Returns the family of that name.
 
     Raises:
-        UnknownName: there is none; carries the nearest.
+        UnknownName: there is none; the error carries the nearest name.
     """
     check_known("model family", name, FAMILIES)
     return FAMILIES[name]

@@ -1,9 +1,9 @@
-"""``NativeFormat``: a conversation as ids in the form that a model was trained in, by its own chat template.
+"""``NativeFormat``: encodes conversations with the model's own chat template, in the form that it was trained in.
 
-The ids that were fed and sampled are the record. An observation is appended where the template, given the whole
-conversation, begins with what stands there already: the same prompt, and after it a turn that says the same as the one
-that was sampled. Where the template rewrites what came before (many leave out the thinking of earlier turns), the
-conversation goes on in a new row with what the template makes of it. Nothing is ever patched.
+The record consists of the ids that were fed and sampled. An observation is appended to them if the template, given the whole
+conversation, renders a text that begins with the same prompt and then a turn equal to the sampled one. If the template
+changes earlier text (many omit the thinking of earlier turns), the conversation continues in a new row with the newly
+rendered text. Ids are never patched.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,19 +20,19 @@ from agentenv.core.tool_replies import call_id, replies
 from agentenv.core.types import Message
 from agentenv.errors import ConfigurationError
 
-_BESIDE = 200
-"""Characters before a text that decide how it begins as ids."""
+_CONTEXT_CHARS = 200
+"""Number of preceding characters that can influence how a text is encoded."""
 
 
 class NativeFormat(TriedTemplate):
-    """Renders and reads conversations as one family does."""
+    """Renders and parses conversations for one model family."""
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
-        """The ids of a prompt without tools."""
+        """Encodes a prompt without tools."""
         return self._encode(self._render(messages, ()), messages)
 
     def extend(self, ids: Sequence[int], messages: Sequence[Message]) -> list[int]:
-        """Refuses: what a message becomes depends on the conversation before it.
+        """Always raises an error, because the rendering of a message depends on the conversation before it.
 
         Raises:
             ConfigurationError: always.
@@ -43,16 +43,16 @@ class NativeFormat(TriedTemplate):
         )
 
     def closing(self, ids: Sequence[int]) -> list[int]:
-        """Nothing: what ends a turn depends on the message after it, and comes with that."""
+        """Returns an empty list: the end of a turn depends on the next message, and is encoded with it."""
         return []
 
     def open(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
     ) -> tuple[Conversation, list[int]]:
-        """The conversation that ``messages`` begin, and its ids.
+        """Starts a conversation with ``messages``; returns it and its token ids.
 
         Raises:
-            ConfigurationError: the template cannot show these tools, or cannot go on after a call.
+            ConfigurationError: the template cannot show these tools, or cannot continue after a call.
         """
         self._check(tools)
         said = as_turns(messages)
@@ -63,41 +63,41 @@ class NativeFormat(TriedTemplate):
     def go_on(
         self, ids: Sequence[int], conversation: Conversation, new: Sequence[Message]
     ) -> tuple[Conversation, list[int]]:
-        """See ``ConversationFormat``: the ids are others than ``ids`` and more where the template rewrites earlier turns.
+        """See ``ConversationFormat``. The ids do not extend ``ids`` if the template changes earlier turns.
 
         Raises:
-            Unrenderable: the template refuses what the policy wrote.
+            Unrenderable: the template refuses the policy's turn.
         """
-        new = sorted(new, key=self._in_users_name)  # what answers no call stands behind what does
+        new = sorted(new, key=self._shown_as_user_message)  # messages that answer no call come last
         messages = (*conversation.messages, *new)
         try:
             after = self._render(messages, conversation.tools)
-            rest = self._rest(conversation, new, after)
+            rest = self._text_after_turn(conversation, new, after)
         except ConfigurationError as error:
             raise Unrenderable(str(error)) from error
         later = replace(conversation, messages=messages, prompt=after)
-        added = self._after_end(ids, self._encode(rest, new)) if rest is not None else None
+        added = self._without_sampled_end(ids, self._encode(rest, new)) if rest is not None else None
         return later, self._encode(after, messages) if added is None else [*ids, *added]
 
     def encode_turn(self, conversation: Conversation, turn: AssistantTurn) -> list[int]:
-        """The ids by which a model of this family would have written ``turn``, with the token that ends it.
+        """Encodes ``turn`` as a model of this family would have written it, with the token that ends it.
 
-        Thinking is left out where the prompt closes it, and where the template has no place for it in such a turn.
+        Thinking is omitted if the prompt closes the thinking block, or if the template cannot show it in such a turn.
 
         Args:
-            conversation: Up to the place where the turn is written.
-            turn: Its calls need no ids.
+            conversation: The conversation up to the place where the turn is written.
+            turn: The turn. Its calls need no ids.
 
         Raises:
-            Unrenderable: the template writes no such turn, or one that would be read as another.
+            Unrenderable: the template cannot write this turn, or what it writes would be parsed as another turn.
         """
-        turn = self._with_ids(conversation, self._thinkable(conversation, turn))
+        turn = self._with_ids(conversation, self._with_allowed_thinking(conversation, turn))
         for said in dict.fromkeys((turn.thinking, None)):
             for text, closer in self._candidates(conversation, replace(turn, thinking=said)):
                 ids = self._encode_behind(conversation.prompt, text)
                 found = conversation.read(self._tokenizer.decode(ids))
                 thought = (found.thinking or "").strip() == (said or "").strip()
-                if found.closed and thought and found.does_as(turn):
+                if found.closed and thought and found.same_content_and_calls(turn):
                     return [*ids, *self._encode(closer, ())]
         called = ", ".join(call.name for call in turn.calls if isinstance(call, NativeCall))
         raise Unrenderable(
@@ -105,10 +105,10 @@ class NativeFormat(TriedTemplate):
             f"{shortened(turn.with_thinking or called, 80)!r} so that it is read as the same again"
         )
 
-    def _thinkable(self, conversation: Conversation, turn: AssistantTurn) -> AssistantTurn:
-        """``turn`` with what can be thought: nothing behind a prompt that closes the thinking, and no tag that closes it."""
+    def _with_allowed_thinking(self, conversation: Conversation, turn: AssistantTurn) -> AssistantTurn:
+        """Removes thinking that cannot be written: all of it if the prompt closes it, and closing tags within it."""
         end = self.family.thinking_end
-        # Some prompts close it only behind a user, or where the system prompt says so.
+        # Some prompts close it only after a user message, or if the system prompt says so.
         closed = self._form.thinks_nothing or conversation.prompt.rstrip().endswith(end)
         if turn.thinking is None or closed:
             return replace(turn, thinking=None)
@@ -116,13 +116,13 @@ class NativeFormat(TriedTemplate):
         return replace(turn, thinking=thinking.strip())
 
     def _encode_behind(self, prompt: str, text: str) -> list[int]:
-        """The ids of ``text`` as it stands behind ``prompt``: some tokenizers put a space before a text that is alone."""
-        end = prompt[-_BESIDE:]
+        """Encodes ``text`` as it follows ``prompt``: some tokenizers put a space before a text that is encoded alone."""
+        end = prompt[-_CONTEXT_CHARS:]
         before, both = encode(self._tokenizer, end), encode(self._tokenizer, end + text)
         return both[len(before) :] if both[: len(before)] == before else encode(self._tokenizer, text)
 
     def _with_ids(self, conversation: Conversation, turn: AssistantTurn) -> AssistantTurn:
-        """``turn`` with the ids that its calls have in this family, which may count all calls of a conversation."""
+        """Gives the calls of ``turn`` the ids that this family would use, which may count all calls of the conversation."""
         earlier = sum(len(one.calls) for one in conversation.messages if isinstance(one, AssistantTurn))
         calls = tuple(
             replace(
@@ -135,10 +135,10 @@ class NativeFormat(TriedTemplate):
         return replace(turn, calls=calls)
 
     def _candidates(self, conversation: Conversation, turn: AssistantTurn) -> Iterator[tuple[str, str]]:
-        """What the template writes for ``turn``, and the token that ends it.
+        """Yields possible renderings of ``turn``, each with the token that ends it.
 
-        It is written behind the conversation, and behind a question alone, because many templates change earlier turns as
-        soon as a later one is there.
+        The turn is rendered after the conversation, and after a single question, because many templates change earlier turns
+        as soon as a later one follows.
         """
         alone = (ASKED,), self._render((ASKED,), conversation.tools)
         for messages, prompt in ((conversation.messages, conversation.prompt), alone):
@@ -147,7 +147,7 @@ class NativeFormat(TriedTemplate):
             for shown, is_last in self._renderings(messages, turn, conversation.tools):
                 at, closer = max((shown.rfind(one, len(unopened)), one) for one in self._closers)
                 if is_last and ended and (at < 0 or shown[at + len(closer) :].strip()):
-                    # The template leaves the last turn without an end.
+                    # The template does not end the last turn of a conversation.
                     at, closer = len(shown.rstrip()), ended
                 if at < 0 or closer in self.family.closers:
                     continue
@@ -155,7 +155,7 @@ class NativeFormat(TriedTemplate):
                 if shown.startswith(prompt):
                     yield shown[len(prompt) : at], closer
                 elif shown.startswith(unopened):
-                    yield self._thought(turn, shown[len(unopened) : at]), closer
+                    yield self._with_opened_thinking(turn, shown[len(unopened) : at]), closer
 
     def _renderings(
         self,
@@ -163,7 +163,7 @@ class NativeFormat(TriedTemplate):
         turn: AssistantTurn,
         tools: Sequence[Mapping[str, Any]],
     ) -> Iterator[tuple[str, bool]]:
-        """``messages`` and ``turn``, up to a later message and without one, and whether the turn is the last."""
+        """Yields the rendered ``messages`` and ``turn``, first with a later message, and whether the turn is the last."""
         mark = MARK.format("next")
         later = replies(turn, tuple(Message("tool", mark) for _ in turn.calls)) or (Message("user", mark),)
         for is_last, said in ((False, (*messages, turn, *later)), (True, (*messages, turn))):
@@ -174,19 +174,19 @@ class NativeFormat(TriedTemplate):
             if is_last or mark in shown:
                 yield shown.partition(mark)[0], is_last
 
-    def _thought(self, turn: AssistantTurn, rest: str) -> str:
-        """A turn whose prompt has opened the thinking, of which the template shows ``rest`` alone in a conversation."""
+    def _with_opened_thinking(self, turn: AssistantTurn, rest: str) -> str:
+        """Returns a turn whose prompt has opened the thinking; the template shows only ``rest`` in a conversation."""
         closing = self.family.thinking_as_text.partition("{}")[2]
         return rest if rest.startswith(closing.strip()) else f"{turn.thinking or ''}{closing}{rest.lstrip()}"
 
-    def _after_end(self, ids: Sequence[int], added: list[int]) -> list[int] | None:
-        """``added`` without the end of the turn where that was sampled; None where another one was."""
+    def _without_sampled_end(self, ids: Sequence[int], added: list[int]) -> list[int] | None:
+        """Returns ``added`` without the end token if that was sampled; None if another end token was sampled."""
         if ids and added[:1] == [ids[-1]]:
             return added[1:]
         return None if ids and ids[-1] in self._ends else added
 
-    def _rest(self, conversation: Conversation, new: Sequence[Message], after: str) -> str | None:
-        """What of ``after`` comes behind the turn of the policy; None where the template rewrote what is before that."""
+    def _text_after_turn(self, conversation: Conversation, new: Sequence[Message], after: str) -> str | None:
+        """Returns the part of ``after`` behind the policy's turn; None if the template changed the text before that."""
         if not after.startswith(conversation.prompt):
             return None
         turn = conversation.messages[-1]

@@ -1,6 +1,6 @@
-"""Registered parts: strings ``module:name`` in a registry, and options by the keyword-only arguments of what they name.
+"""Loads registered parts, given as strings ``module:name``, and binds their options to their keyword-only arguments.
 
-A part of the user needs no registry: ``module:name`` takes the place of a registered name.
+Parts of the user need no registration: ``module:name`` may be used in place of a registered name.
 """
 
 import importlib
@@ -23,7 +23,7 @@ R = TypeVar("R")
 
 
 def load_entry(entry: str) -> Any:
-    """What ``module:name`` names: registries hold such strings, so that reading one imports none of its parts."""
+    """Imports and returns what ``module:name`` names. Registries hold strings, so that reading one imports nothing."""
     module, _, name = entry.partition(":")
     return getattr(importlib.import_module(module), name)
 
@@ -31,22 +31,22 @@ def load_entry(entry: str) -> Any:
 def load_part(
     kind: str, name: str, registry: Mapping[str, str], others: Mapping[str, str] | None = None
 ) -> Any:
-    """The part that a registry holds under ``name``, or that ``module:name`` names; raises as `own_part`."""
+    """Returns the part registered under ``name``, or the user's part ``module:name``; raises like `own_part`."""
     return load_entry(registry[name]) if name in registry else own_part(kind, name, registry, others)
 
 
 def own_part(kind: str, name: str, registered: Iterable[str], others: Mapping[str, str] | None = None) -> Any:
-    """What ``module:name`` names in a module of the user, which is looked for in the current folder first.
+    """Returns what ``module:name`` names in a user's module. The current folder is searched first.
 
     Args:
-        kind: What it is, in words.
-        name: ``module:name``.
-        registered: The names that would have been known.
-        others: Names of these in other libraries, for the error.
+        kind: The kind of part, for errors.
+        name: The name, ``module:name``.
+        registered: The registered names, for errors.
+        others: Names that other libraries use for registered parts, for errors.
 
     Raises:
-        UnknownName: it is neither one of those nor of that form; carries the nearest.
-        ConfigurationError: the module cannot be imported, or has nothing of that name that could be called.
+        UnknownName: it is neither a registered name nor of this form; the error carries the nearest name.
+        ConfigurationError: the module cannot be imported, or has no callable of that name.
     """
     if not is_class(name):
         raise UnknownName.among(kind, name, registered, others)
@@ -57,13 +57,13 @@ def own_part(kind: str, name: str, registered: Iterable[str], others: Mapping[st
 
 
 def made_part(kind: str, name: str, make: Callable[[], R], methods: Sequence[str]) -> R:
-    """The object that a part makes, with the methods that such a part must have.
+    """Calls ``make`` and checks that the object has the methods that such a part needs.
 
     Args:
-        kind: What is registered, in words.
-        name: Under which name.
-        make: Makes it.
-        methods: Attributes that it must have.
+        kind: The kind of part, for errors.
+        name: The name of the part, for errors.
+        make: Makes the object.
+        methods: Attributes that the object must have.
 
     Raises:
         ConfigurationError: it cannot be made without further arguments, or lacks a method.
@@ -84,13 +84,13 @@ def made_part(kind: str, name: str, make: Callable[[], R], methods: Sequence[str
 
 @contextmanager
 def naming_own_parts(names: Iterable[str]) -> Iterator[None]:
-    """Within the block an error of a part of the user names the part and the place in it where the error was raised.
+    """Within the block, an error that a user's part raises is converted to one that names the part and the line of code.
 
     Args:
         names: The parts, as ``module:name``.
 
     Raises:
-        ConfigurationError: one of them raised what is no error of this package.
+        ConfigurationError: a part raised an error that is not one of this package's.
     """
     try:
         yield
@@ -105,7 +105,7 @@ def naming_own_parts(names: Iterable[str]) -> Iterator[None]:
 
 
 def option_names(function: Callable[..., Any]) -> list[str]:
-    """The options that ``function`` takes."""
+    """Returns the names of the options of ``function``."""
     parameters = inspect.signature(function).parameters.values()
     return [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
 
@@ -113,17 +113,17 @@ def option_names(function: Callable[..., Any]) -> list[str]:
 def bind_options(
     kind: str, name: str, function: Callable[..., R], options: Mapping[str, Any]
 ) -> Callable[..., R]:
-    """``function`` with ``options`` filled in.
+    """Returns ``function`` with ``options`` bound.
 
     Args:
-        kind: What is registered, in words.
-        name: Under which name.
-        function: Its keyword-only arguments are its options.
-        options: Values by name; numbers may come as text.
+        kind: The kind of part, for errors.
+        name: The name of the part, for errors.
+        function: A function whose keyword-only arguments are its options.
+        options: Values by name. Numbers may be given as text.
 
     Raises:
-        UnknownName: no such option; carries the nearest.
-        ConfigurationError: a value of another type, or a number that is not finite.
+        UnknownName: there is no such option; the error carries the nearest name.
+        ConfigurationError: a value has the wrong type, or a number is not finite.
     """
     if not options:
         return function

@@ -1,7 +1,7 @@
-"""Probes of a reward: what a policy earns that does not try to solve the task, beside what the expert earns.
+"""Probes of a reward: policies that do not try to solve the task, whose rewards are compared with the expert's.
 
-A probe knows the form of an action (`agentenv.core.action_forms`) and nothing of the task. A reward by which one of them
-earns what the expert earns can be farmed: training would find that way, because it is the shorter one.
+A probe knows the form of an action (`agentenv.core.action_forms`) and nothing of the task. If a probe earns as much as the
+expert, the reward can be hacked, and training would learn to do so because that is easier than the task.
 """
 
 import itertools
@@ -23,17 +23,17 @@ from agentenv.core.grammar import shortened
 MakeEnv = Callable[[], Env[Any]]
 
 SEEDS = range(5)
-"""Seeds of the episodes of each probe."""
+"""The seeds of each probe's episodes."""
 MOST_FORMS = 6
-"""Most forms of an action that a probe tries one after the other."""
+"""The largest number of forms of an action that a probe tries, one after the other."""
 PROBE_TURNS = 256
-"""Turns after which an episode of a probe is cut."""
+"""An episode of a probe is cut after so many turns."""
 EPISODE_S = 20.0
-"""Seconds after which an episode of a probe is cut."""
+"""An episode of a probe is cut after so many seconds."""
 PROBE_S = 10.0
-"""Seconds after which a probe begins no further episode."""
+"""A probe starts no further episode after so many seconds."""
 FLOOD = 50
-"""Queries, or actions, that a flood puts into one action."""
+"""Number of queries or actions that a probe puts into one action to flood the environment."""
 
 _LABEL = re.compile(r"\A\w+:\s*")
 _TAG = re.compile(r"</?[A-Za-z_][\w-]*>")
@@ -41,31 +41,31 @@ _WORDS = ("vlurb zonka prix quelto dramb siv", "yorth mabek")
 
 
 @dataclass
-class Seen:
-    """What a probe knows while it plays one episode."""
+class ProbeState:
+    """The knowledge of a probe in one episode."""
 
     forms: ActionForms
     episodes: Sequence[ExpertEpisode]
     expert: ExpertEpisode
-    """What the expert does in this episode."""
+    """The expert's actions in this episode."""
     number: int
-    """Number of the form that is tried."""
+    """Index of the form that is tried."""
     texts: list[str] = field(default_factory=list)
-    """Everything that was shown so far, without tags."""
+    """All texts shown so far, without their tags."""
 
     @property
     def middle(self) -> Sequence[Form]:
-        """The one form that is tried of an action after which the episode goes on, or none."""
+        """The form that is tried for actions that do not end the episode: one form or none."""
         return self.forms.middle[self.number : self.number + 1]
 
     @property
     def last(self) -> Form:
-        """The form that is tried of the last action."""
+        """The form that is tried for the last action."""
         return self.forms.last[min(self.number, len(self.forms.last) - 1)]
 
     @property
     def question(self) -> str:
-        """What the opening has in lines of its own, without a word and a colon before it; all of it where there are none."""
+        """The lines that only this episode's opening has, without a leading label such as ``Question:``; else all lines."""
         openings = [_without_tags(one.opening).splitlines() for one in self.episodes]
         own = _without_tags(self.expert.opening).splitlines()
         lines = [line for line in own if not all(line in opening for opening in openings)]
@@ -73,19 +73,19 @@ class Seen:
 
     @property
     def honest_last(self) -> Form | None:
-        """The form of the expert's own last action; None where it has no content that could be wrong."""
+        """The form of the expert's own last action; None if that has no content that could be wrong."""
         form = last_form(self.expert.actions[-1], self.forms.constants) if self.expert.actions else self.last
         return form if form.has_content and self.forms.last_is_judged else None
 
     def answers_of(self, expert: ExpertEpisode) -> list[str]:
-        """What the last action of ``expert`` holds besides its form."""
+        """Returns the content of the last action of ``expert``."""
         if not expert.actions:
             return []
         form = last_form(expert.actions[-1], self.forms.constants)
         return [text.strip() for text in contents(form.action) if text not in form.constants]
 
     def see(self, messages: Sequence[Any]) -> None:
-        """Notes what was shown."""
+        """Records messages that were shown."""
         self.texts.append(_without_tags(messages))
 
 
@@ -93,83 +93,85 @@ def _without_tags(messages: Sequence[Any]) -> str:
     return _TAG.sub(" ", "\n".join(message.text for message in messages))
 
 
-Probe = Callable[[Seen], Iterator[str]]
-"""From what an episode goes by to its actions; where they run out, the episode is left there."""
+Probe = Callable[[ProbeState], Iterator[str]]
+"""A function of a probe's knowledge that yields its actions. When they end, the episode is left as it is."""
 
 
 def _floor(name: str) -> Probe:
-    def play(seen: Seen) -> Iterator[str]:
-        rng, opening = np.random.default_rng(seen.expert.seed), seen.expert.opening
+    def play(state: ProbeState) -> Iterator[str]:
+        rng, opening = np.random.default_rng(state.expert.seed), state.expert.opening
         while True:
             yield floor_action(name, opening, rng)
 
     return play
 
 
-def _answer(text: Callable[[Seen], tuple[str, ...]]) -> Probe:
-    return lambda seen: itertools.repeat(seen.last.filled(*text(seen)))
+def _answer(text: Callable[[ProbeState], tuple[str, ...]]) -> Probe:
+    return lambda state: itertools.repeat(state.last.filled(*text(state)))
 
 
-def _nonsense(seen: Seen) -> Iterator[str]:
-    for form in seen.middle:
+def _nonsense(state: ProbeState) -> Iterator[str]:
+    for form in state.middle:
         yield from itertools.repeat(form.filled(*_WORDS))
 
 
-def _question_asked(seen: Seen) -> Iterator[str]:
-    for form in seen.middle:
-        yield form.filled(seen.question)
+def _question_asked(state: ProbeState) -> Iterator[str]:
+    for form in state.middle:
+        yield form.filled(state.question)
         yield from itertools.repeat("")
 
 
-def _nonsense_answered(seen: Seen) -> Iterator[str]:
-    for form in seen.middle:
+def _nonsense_answered(state: ProbeState) -> Iterator[str]:
+    for form in state.middle:
         yield from [form.filled(*_WORDS)] * 3
-        yield from itertools.repeat(seen.last.filled(*_WORDS))
+        yield from itertools.repeat(state.last.filled(*_WORDS))
 
 
-def _repetition(seen: Seen) -> Iterator[str]:
-    for action in seen.expert.actions[:-1][:1]:
+def _repetition(state: ProbeState) -> Iterator[str]:
+    for action in state.expert.actions[:-1][:1]:
         yield from itertools.repeat(action)
 
 
-def _many_queries(seen: Seen) -> Iterator[str]:
-    for form in seen.middle:
+def _many_queries(state: ProbeState) -> Iterator[str]:
+    for form in state.middle:
         yield form.filled("\n".join(f"{_WORDS[0]} {number}" for number in range(FLOOD)))
-        yield from itertools.repeat(seen.last.filled(*_WORDS))
+        yield from itertools.repeat(state.last.filled(*_WORDS))
 
 
-def _many_actions(seen: Seen) -> Iterator[str]:
-    for form in seen.middle or (seen.last,):
+def _many_actions(state: ProbeState) -> Iterator[str]:
+    for form in state.middle or (state.last,):
         yield form.filled(*_WORDS) * FLOOD
-        yield from itertools.repeat(seen.last.filled(*_WORDS) * FLOOD)
+        yield from itertools.repeat(state.last.filled(*_WORDS) * FLOOD)
 
 
-def _other_answer(seen: Seen) -> Iterator[str]:
-    others = [one.actions[-1] for one in seen.episodes if one.actions and one.opening != seen.expert.opening]
-    for action in others[seen.number : seen.number + 1]:
+def _other_answer(state: ProbeState) -> Iterator[str]:
+    others = [
+        one.actions[-1] for one in state.episodes if one.actions and one.opening != state.expert.opening
+    ]
+    for action in others[state.number : state.number + 1]:
         yield from itertools.repeat(action)
 
 
-def _all_answers(seen: Seen) -> Iterator[str]:
-    answers = list(dict.fromkeys(text for one in seen.episodes for text in seen.answers_of(one)))
-    if (last := seen.honest_last) is not None and len(answers) > 1:
+def _all_answers(state: ProbeState) -> Iterator[str]:
+    answers = list(dict.fromkeys(text for one in state.episodes for text in state.answers_of(one)))
+    if (last := state.honest_last) is not None and len(answers) > 1:
         yield from itertools.repeat(last.filled(", ".join(answers)))
 
 
-def _everything(seen: Seen) -> Iterator[str]:
-    if (last := seen.honest_last) is not None:
-        yield from seen.expert.actions[:-1]
-        yield last.filled("\n".join(seen.texts))
+def _everything(state: ProbeState) -> Iterator[str]:
+    if (last := state.honest_last) is not None:
+        yield from state.expert.actions[:-1]
+        yield last.filled("\n".join(state.texts))
 
 
-def _honest(seen: Seen) -> Iterator[str]:
-    if (last := seen.honest_last) is not None:
-        yield from seen.expert.actions[:-1]
+def _honest(state: ProbeState) -> Iterator[str]:
+    if (last := state.honest_last) is not None:
+        yield from state.expert.actions[:-1]
         yield last.filled(*_WORDS)
 
 
 HONEST = "expert, wrong answer"
-"""The probe that tries and fails."""
+"""The probe that tries to solve the task and gives a wrong answer."""
 
 PROBES: Mapping[str, Probe] = {
     "silence": _floor("no-op"),
@@ -182,70 +184,69 @@ PROBES: Mapping[str, Probe] = {
     "flood of queries": _many_queries,
     "flood of actions": _many_actions,
     "answer at once": _answer(lambda _: _WORDS),
-    "empty answer": _answer(lambda seen: ("",)),
-    "question as answer": _answer(lambda seen: (seen.texts[0],)),
+    "empty answer": _answer(lambda state: ("",)),
+    "question as answer": _answer(lambda state: (state.texts[0],)),
     "answer of another task": _other_answer,
     "answers of all tasks": _all_answers,
     "everything as answer": _everything,
     HONEST: _honest,
 }
-"""Every probe by name; the last one shows what an honest attempt is worth that goes wrong."""
+"""Every probe by name. The last one shows the reward of an honest attempt that fails."""
 
 
 @dataclass(frozen=True)
 class ProbeRow:
-    """What a probe earns, with the form of an action by which it earns most."""
+    """The reward of a probe, with the form of action that earns it most."""
 
     probe: str
     reward: float | None
-    """Mean reward over its episodes; None where no episode counts."""
+    """Mean reward over its episodes; None if no episode counts."""
     expert: float | None
-    """Mean reward of the expert over the same tasks; without an expert the environment's ``reward_ceiling``."""
+    """Mean reward of the expert on the same tasks; without an expert the environment's ``reward_ceiling``."""
     episodes: int
-    """Episodes that count: all but the masked ones."""
+    """Number of episodes that count: all except masked ones."""
     masked: int
-    """Episodes that a fault ended, so that training would leave them out."""
+    """Number of episodes that ended by a fault, which training would leave out."""
     cut: int
-    """Episodes that were not over after ``PROBE_TURNS`` turns or ``EPISODE_S`` seconds; they count as far as they
-    came."""
+    """Number of episodes cut after ``PROBE_TURNS`` turns or ``EPISODE_S`` seconds. They count with their reward so far."""
     action: str
     """The first action of the probe, shortened."""
     fault: str = ""
-    """What ended the first of the masked episodes."""
+    """The fault that ended the first masked episode."""
     has_expert: bool = True
-    """Whether an expert played; else ``expert`` is what the environment declares, its ``reward_ceiling``."""
+    """Whether an expert played; otherwise ``expert`` is the environment's declared ``reward_ceiling``."""
 
     @property
     def is_farm(self) -> bool:
-        """Whether it earns at least what the expert earns or no finite number, or can end every episode by a fault."""
+        """Whether the probe earns at least as much as the expert, or a reward that is not finite, or only causes faults."""
         if self.reward is None or self.expert is None:
             return self.masked > 0
         return not np.isfinite(self.reward) or self.reward >= self.expert - 1e-9
 
 
-class _Played(NamedTuple):
+class _ProbeEpisode(NamedTuple):
     reward: float
     expert: float
     fault: str
-    """What masked it; empty where it counts."""
+    """The fault that masked the episode; empty if the episode counts."""
     cut: bool
     action: str
 
 
 def probe_env(make: MakeEnv) -> list[ProbeRow]:
-    """What each of ``PROBES`` earns in an environment.
+    """Measures the reward of each of ``PROBES`` in an environment.
 
     Args:
-        make: Makes a fresh environment, the same each time; every one is closed.
+        make: Makes a new environment, the same each time. Every environment is closed afterwards.
     """
     with closing(make()) as env:
         episodes = [_expert_episode(env, seed) for seed in SEEDS]
         forms = learn_forms(episodes, env.stop, MOST_FORMS)
         forms = replace(forms, last_is_judged=not env.judges_state)
-    # A sandbox loses its processes with the thread that started them.
+    # All episodes run in one thread, because a sandbox loses its processes when the thread that started them ends.
     threads = DaemonThreads(1, "agentenv-probes")
     try:
-        rows = [_probed(make, name, forms, episodes, threads) for name in PROBES]
+        rows = [_run_probe(make, name, forms, episodes, threads) for name in PROBES]
     finally:
         threads.shutdown()
     has_expert = any(episode.actions for episode in episodes)
@@ -255,7 +256,7 @@ def probe_env(make: MakeEnv) -> list[ProbeRow]:
 def _expert_episode(env: Env[Any], seed: int) -> ExpertEpisode:
     opening, _ = env.reset(seed=seed)
     actions, reward = [], 0.0
-    for action in env.expert() or ():  # what it would do after the end of the episode is never done
+    for action in env.expert() or ():  # actions after the end of the episode are never played
         step = env.step(action)
         actions.append(action)
         reward += float(step.reward)
@@ -264,25 +265,25 @@ def _expert_episode(env: Env[Any], seed: int) -> ExpertEpisode:
     return ExpertEpisode(seed, opening, tuple(actions), reward if actions else float(env.reward_ceiling))
 
 
-def _probed(
+def _run_probe(
     make: MakeEnv, name: str, forms: ActionForms, episodes: Sequence[ExpertEpisode], threads: DaemonThreads
 ) -> ProbeRow:
-    """What a probe earns by the form that is best for it."""
+    """Returns the result of a probe with the form that earns it most."""
     rows: list[ProbeRow] = []
     runner, deadline = _ProbeRunner(make, threads), time.monotonic() + PROBE_S
     with closing(runner):
         for number in range(MOST_FORMS):
-            played: list[_Played] = []
-            for seen, first in _scripts(name, forms, episodes, number):
+            played: list[_ProbeEpisode] = []
+            for state, first in _scripts(name, forms, episodes, number):
                 if (not rows and not played) or time.monotonic() < deadline:
-                    played.append(runner.play(name, seen, first))
+                    played.append(runner.play(name, state, first))
             if played:
                 rows.append(_row(name, played))
-    return max(rows, key=_gain, default=_row(name, []))
+    return max(rows, key=_margin_over_expert, default=_row(name, []))
 
 
-def _gain(row: ProbeRow) -> float:
-    """Most for a row without a finite reward, of which every episode is masked for example, because that is worth seeing."""
+def _margin_over_expert(row: ProbeRow) -> float:
+    """Returns how much more the probe earns than the expert; infinity if its reward is missing or not finite."""
     if row.reward is None or row.expert is None or not np.isfinite(row.reward):
         return np.inf
     return row.reward - row.expert
@@ -290,68 +291,72 @@ def _gain(row: ProbeRow) -> float:
 
 def _scripts(
     name: str, forms: ActionForms, episodes: Sequence[ExpertEpisode], number: int
-) -> list[tuple[Seen, str]]:
-    """What the episodes of a probe with the form of this number go by, and how they begin; none where it is nothing new."""
+) -> list[tuple[ProbeState, str]]:
+    """Returns what the probe knows, and its first action, for each episode to play with the form ``number``."""
     scripts = []
     for expert in episodes:
-        seen = Seen(forms, episodes, expert, number)
-        first = _first(name, seen)
-        if first is None or (number and first == _first(name, Seen(forms, episodes, expert, number - 1))):
+        state = ProbeState(forms, episodes, expert, number)
+        first = _first(name, state)
+        if first is None or (
+            number and first == _first(name, ProbeState(forms, episodes, expert, number - 1))
+        ):
             continue
         if expert.actions[-1:] == (first,) and (
             len(expert.actions) == 1 or Form(first, forms.constants).has_content
         ):
-            continue  # it is what the expert does here
-        scripts.append((seen, first))
+            continue  # the probe would do what the expert does
+        scripts.append((state, first))
     return scripts
 
 
-def _first(name: str, seen: Seen) -> str | None:
-    seen.texts.clear()
-    seen.see(seen.expert.opening)
-    return next(PROBES[name](seen), None)
+def _first(name: str, state: ProbeState) -> str | None:
+    state.texts.clear()
+    state.see(state.expert.opening)
+    return next(PROBES[name](state), None)
 
 
 class _ProbeRunner:
-    """Plays the episodes of probes one after the other in one environment, and in another one after a fault."""
+    """Plays the episodes of probes one after another in one environment; after a fault, in a new one."""
 
     def __init__(self, make: MakeEnv, threads: DaemonThreads) -> None:
         self._make, self._threads = make, threads
         self._env = make()
 
-    def play(self, name: str, seen: Seen, first: str) -> _Played:
-        """An episode; masked where anything was raised or hung, because training would mask it too."""
-        expert, first_action, env = seen.expert.reward, shortened(first, 120), self._env
+    def play(self, name: str, state: ProbeState, first: str) -> _ProbeEpisode:
+        """Plays one episode. It is masked if anything raised or hung, because training would mask it too."""
+        expert, first_action, env = state.expert.reward, shortened(first, 120), self._env
         try:
-            reward, cut = in_time(2 * EPISODE_S, lambda: _play(env, name, seen), self._threads)
+            reward, cut = in_time(2 * EPISODE_S, lambda: _play(env, name, state), self._threads)
         except Exception as error:
-            self._env = self._make()  # the one before may still be busy and is left behind
-            return _Played(0.0, expert, f"{type(error).__name__}: {error}", cut=False, action=first_action)
-        return _Played(reward, expert, "", cut, first_action)
+            self._env = self._make()  # the former one may still be busy and is abandoned
+            return _ProbeEpisode(
+                0.0, expert, f"{type(error).__name__}: {error}", cut=False, action=first_action
+            )
+        return _ProbeEpisode(reward, expert, "", cut, first_action)
 
     def close(self) -> None:
         """Closes the environment."""
         self._env.close()
 
 
-def _play(env: Env[Any], name: str, seen: Seen) -> tuple[float, bool]:
-    """The reward of an episode, and whether it was cut."""
+def _play(env: Env[Any], name: str, state: ProbeState) -> tuple[float, bool]:
+    """Returns the reward of an episode, and whether it was cut."""
     started, reward = time.monotonic(), 0.0
-    opening, _ = env.reset(seed=seen.expert.seed)
-    seen.texts.clear()
-    seen.see(opening)
-    for turn, action in enumerate(PROBES[name](seen)):
+    opening, _ = env.reset(seed=state.expert.seed)
+    state.texts.clear()
+    state.see(opening)
+    for turn, action in enumerate(PROBES[name](state)):
         if turn >= PROBE_TURNS or time.monotonic() - started > EPISODE_S:
             return reward, True
         step = env.step(action)
         reward += float(step.reward)
         if step.terminated or step.truncated:
             return reward, False
-        seen.see(step.observation)
+        state.see(step.observation)
     return reward, True
 
 
-def _row(name: str, played: Sequence[_Played]) -> ProbeRow:
+def _row(name: str, played: Sequence[_ProbeEpisode]) -> ProbeRow:
     counted = [one for one in played if not one.fault]
     return ProbeRow(
         name,

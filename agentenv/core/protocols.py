@@ -1,4 +1,4 @@
-"""The protocols between the parts of the package, from which implementations need not inherit."""
+"""The protocols between the parts of the package. Implementations need not inherit from them."""
 
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
@@ -8,23 +8,22 @@ from agentenv.core.types import Completion, Message, Passage, Query, RetrieverIn
 
 @runtime_checkable
 class Policy(Protocol):
-    """Samples tokens. Batching happens inside; results never depend on ``episode``.
+    """Samples tokens. Implementations form batches themselves, and results never depend on ``episode``.
 
-    One that reads images has an ``image_reader`` (`ImageReader`). Its ``generate`` and ``score`` take a further argument
-    ``images``, the `PlacedImage` of the ids, which is given only where there are some.
+    A policy that reads images has an ``image_reader`` (`ImageReader`). Its ``generate`` and ``score`` have a further
+    argument ``images``, the `PlacedImage` objects of the ids, which is passed only if there are images.
     """
 
     @property
     def version(self) -> int:
-        """Version of the weights; grows by one with every update."""
+        """Version of the weights, which increases by one with every update."""
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, episode: str | None = None
     ) -> Completion:
-        """Samples one chunk after ``prompt_ids``.
+        """Samples tokens after ``prompt_ids``.
 
-        ``episode`` lets an engine keep a cache or a route for the turns of one episode; a fork passes its own
-        id.
+        ``episode`` lets an engine keep a cache or a route for the turns of one episode. A fork passes an id of its own.
 
         Raises:
             PolicyFault: the engine failed.
@@ -32,36 +31,36 @@ class Policy(Protocol):
         """
 
     def release(self, episode: str) -> None:
-        """Forgets what was kept for ``episode``."""
+        """Frees everything that was kept for ``episode``."""
 
     async def score(self, ids: Sequence[int], *, temperature: float = 1.0) -> Sequence[float]:
-        """Log-probability of every token of ``ids`` given the ones before it, at a temperature; the first is 0."""
+        """Returns the log-probability of every token of ``ids`` given those before it; 0 for the first one."""
 
 
 @runtime_checkable
 class ChatFormat(Protocol):
-    """Turns messages into token ids. ``extend`` appends and never rewrites."""
+    """Encodes messages as token ids. ``extend`` only appends and never changes earlier ids."""
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
-        """The ids that open an episode, up to the place where the policy writes."""
+        """Encodes the messages that open an episode, up to the place where the policy writes."""
 
     def extend(self, ids: Sequence[int], messages: Sequence[Message]) -> list[int]:
-        """``ids`` followed by the observation, up to the place where the policy writes next."""
+        """Returns ``ids`` followed by the observation, up to the place where the policy writes next."""
 
     def closing(self, ids: Sequence[int]) -> list[int]:
-        """Ids between what the policy wrote and the next message: an end-of-turn mark that it left out."""
+        """Returns the ids between the policy's turn and the next message: an end-of-turn token that it did not sample."""
 
 
 @runtime_checkable
 class Retriever(Protocol):
-    """Finds passages; FAISS, BM25, a server, a web search and a recording are all the same to an environment."""
+    """Finds passages. All retrievers (FAISS, BM25, a server, a web search, a recording) have this interface."""
 
     async def search(self, queries: Sequence[Query | str], k: int) -> list[list[Passage]]:
-        """At most ``k`` passages a query, best first, ties broken by corpus order.
+        """Returns at most ``k`` passages for each query, best first; ties are in the order of the corpus.
 
         Raises:
             RetrieverFault: the backend failed or missed its deadline.
         """
 
     def info(self) -> RetrieverInfo:
-        """Name, size and fingerprint."""
+        """Returns the name, size and fingerprint."""

@@ -1,15 +1,14 @@
-"""The registered environments: strings that are imported when an environment is made, with the version in the id.
+"""The registry of environments. Entries are import strings, and each id ends with a version.
 
-Third parties need one line in their ``pyproject.toml``::
+Other packages need one entry in their ``pyproject.toml``::
 
     [project.entry-points."agentenv.envs"]
     "acme/Maze-v0" = "acme.maze:Maze"
 
-Every entry is mirrored into Gymnasium's registry, so ``gymnasium.make`` knows it after ``import agentenv``.
-The mirror sets no ``max_episode_steps`` and adds no wrapper: what ``gymnasium.make`` returns is the
-environment itself.
+Every entry is also added to Gymnasium's registry, so ``gymnasium.make`` knows it after ``import agentenv``. It has no
+``max_episode_steps`` and no wrappers: ``gymnasium.make`` returns the environment itself.
 
-Two further forms work wherever an id does: ``module:Class``, whose module is looked for in the current folder first, and
+Two further forms may be used in place of an id: ``module:Class``, for which the current folder is searched first, and
 ``remote:URL`` for an environment behind ``agentenv serve``.
 """
 
@@ -51,7 +50,7 @@ class EnvSpec:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Default arguments of the class."""
     extra: str = ""
-    """The extra that installs what the module needs; empty where the core suffices."""
+    """The extra that installs what the module needs; empty if it needs none."""
 
 
 _specs: dict[str, EnvSpec] = {}
@@ -60,16 +59,16 @@ _specs: dict[str, EnvSpec] = {}
 def register(
     id: str, entry_point: str | type[Env[Any]], *, kwargs: Mapping[str, Any] | None = None, extra: str = ""
 ) -> None:
-    """Adds an environment, here and in Gymnasium's registry. A second identical registration does nothing.
+    """Registers an environment here and in Gymnasium. A second identical registration does nothing.
 
     Args:
-        id: ``namespace/Name-vN``; raise the version whenever results change.
+        id: ``namespace/Name-vN``. Increase the version whenever results change.
         entry_point: ``module:Class``, imported when the environment is made, or the class itself.
         kwargs: Default arguments of the class.
         extra: The extra of agentenv-suite that installs what the module needs.
 
     Raises:
-        ConfigurationError: a malformed id or entry point, or an id that stands for something else already.
+        ConfigurationError: the id or the entry point is malformed, or the id is registered for something else.
     """
     if not re.fullmatch(r"[\w-]+/[\w.-]+-v\d+", id):
         raise ConfigurationError(f"{id!r} is no environment id; write namespace/Name-v0")
@@ -94,10 +93,10 @@ def register(
 
 
 def name_of_class(cls: type[Env[Any]]) -> str:
-    """``module:Class`` of an environment's class.
+    """Returns ``module:Class`` of an environment's class.
 
     Raises:
-        ConfigurationError: it is no environment, or cannot be found again by its name.
+        ConfigurationError: it is not an environment, or cannot be imported by its name.
     """
     if not (isinstance(cls, type) and issubclass(cls, Env)):
         raise ConfigurationError(
@@ -112,7 +111,7 @@ def name_of_class(cls: type[Env[Any]]) -> str:
 
 
 def discover() -> None:
-    """Registers what installed packages offer under ``agentenv.envs``; warns of what cannot be registered."""
+    """Registers the entry points of the group ``agentenv.envs``; warns about those that cannot be registered."""
     for found in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
         try:
             register(found.name, found.value)
@@ -121,15 +120,15 @@ def discover() -> None:
 
 
 def registered() -> dict[str, EnvSpec]:
-    """Every registered environment by id, sorted."""
+    """Returns every registered environment by id, sorted."""
     return dict(sorted(_specs.items()))
 
 
 def spec(id: str) -> EnvSpec:
-    """The entry of ``id``; that of ``module:Class`` is made up.
+    """Returns the registry entry of ``id``; for ``module:Class`` it makes one.
 
     Raises:
-        UnknownName: no such environment; names the nearest.
+        UnknownName: there is no such environment; the message shows the nearest name.
     """
     if is_class(id):
         return EnvSpec(id, id)
@@ -144,13 +143,13 @@ def spec(id: str) -> EnvSpec:
 
 
 def is_class(id: str) -> bool:
-    """Whether ``id`` is ``module:Class`` in place of a registered id, or ``module:name`` in place of any other name."""
+    """Whether ``id`` has the form ``module:name``, which names a class or another part, instead of a registered id."""
     return _ENTRY_POINT.fullmatch(id) is not None and not is_remote(id)
 
 
 @contextlib.contextmanager
 def _current_folder_first() -> Iterator[None]:
-    """Within the block modules are imported from the current folder first; afterwards that folder is searched last.
+    """Within the block, modules are imported from the current folder first. Afterwards that folder is searched last.
 
     It stays on the path because a module may import its neighbours later, inside a function.
     """
@@ -165,11 +164,11 @@ def _current_folder_first() -> Iterator[None]:
 
 
 def load_class(entry_point: str, extra: str = "") -> type[Env[Any]]:
-    """The environment class that ``module:Class`` names.
+    """Imports the environment class that ``module:Class`` names.
 
     Raises:
         MissingExtra: the module needs ``extra``, which is not installed.
-        ConfigurationError: no such module or class, or the class is no ``Env``.
+        ConfigurationError: there is no such module or class, or the class is not derived from ``Env``.
     """
     found = import_named(entry_point, "class", extra, called=True)
     if not (isinstance(found, type) and issubclass(found, Env)):
@@ -178,17 +177,17 @@ def load_class(entry_point: str, extra: str = "") -> type[Env[Any]]:
 
 
 def import_named(entry_point: str, kind: str, extra: str = "", *, called: bool = False) -> Any:
-    """What ``module:name`` names.
+    """Imports what ``module:name`` names.
 
     Args:
         entry_point: ``module:name``.
-        kind: What is looked for, in words.
+        kind: The kind of object, for errors.
         extra: The extra of agentenv-suite that installs what the module needs.
-        called: Whether it will be called, so that an error proposes no mapping in its place.
+        called: Whether the object will be called. Errors then suggest no mappings.
 
     Raises:
         MissingExtra: the module needs ``extra``, which is not installed.
-        ConfigurationError: there is no such module, it cannot be imported, or it has no such name; shows the nearest.
+        ConfigurationError: the module does not exist or cannot be imported, or has no such name; shows the nearest one.
     """
     module, _, name = entry_point.partition(":")
     try:
@@ -209,13 +208,13 @@ def import_named(entry_point: str, kind: str, extra: str = "", *, called: bool =
 
 
 def load_own(entry_point: str, kind: str, *, called: bool = False) -> Any:
-    """What ``module:name`` names, whose module is looked for in the current folder first; as `import_named` otherwise."""
+    """Imports what ``module:name`` names, like `import_named`, but searches the current folder first."""
     with _current_folder_first():
         return import_named(entry_point, kind, called=called)
 
 
 def _defined_in(module: str, *, mappings: bool) -> list[str]:
-    """The classes and functions that a module defines and what else can be called, as ``module:name``; its mappings too."""
+    """Lists the classes, functions and other callables that a module defines, as ``module:name``; mappings on request."""
     found = vars(sys.modules[module])
     return [
         f"{module}:{name}"
@@ -226,20 +225,20 @@ def _defined_in(module: str, *, mappings: bool) -> list[str]:
 
 
 def describe_error(error: BaseException) -> str:
-    """``error`` in one line: its kind, what it says, and where in the code of its author it was raised."""
+    """Describes ``error`` in one line: its type, its message, and the place in its author's code where it was raised."""
     place = place_of(error)
-    # Gymnasium appends all arguments to its message.
+    # Gymnasium appends all arguments to its message, which are removed here.
     said = str(error).partition(" was raised from the environment creator")[0]
     return f"{type(error).__name__}: {' '.join(said.split())[:500]}{f' ({place})' if place else ''}"
 
 
 def env_class(id: str) -> type[Env[Any]]:
-    """The class of an environment: of a registered id, of ``module:Class``, or of what is served at ``remote:URL``.
+    """Returns the class of an environment given by a registered id, ``module:Class`` or ``remote:URL``.
 
     Raises:
-        UnknownName: no such environment; names the nearest.
-        MissingExtra: an optional dependency is not installed; names the extra.
-        ConfigurationError: no such module, class or server.
+        UnknownName: there is no such environment; the message shows the nearest name.
+        MissingExtra: an optional dependency is not installed; the message names the extra.
+        ConfigurationError: there is no such module, class or server.
     """
     if is_remote(id):
         served: type[Env[Any]] = importlib.import_module("agentenv.serving.remote").remote_class(
@@ -252,22 +251,22 @@ def env_class(id: str) -> type[Env[Any]]:
 
 
 def is_remote(id: str) -> bool:
-    """Whether ``id`` names an environment behind an address."""
+    """Whether ``id`` names an environment by its address."""
     return id.startswith(_REMOTE)
 
 
 def make(id: str | type[Env[Any]], **kwargs: Any) -> Env[Any]:
-    """A new environment.
+    """Makes a new environment.
 
     Args:
-        id: For example ``agentenv/LocalSearch-v0``, ``module:Class`` or a class for one that is not registered, or
+        id: A registered id such as ``agentenv/LocalSearch-v0``, ``module:Class`` or a class if it is not registered, or
             ``remote:URL`` for one behind ``agentenv serve``.
-        **kwargs: Arguments of its class; they go before the registered ones.
+        **kwargs: Arguments of the class, which override those of the registry entry.
 
     Raises:
-        UnknownName: no such environment; names the nearest.
-        MissingExtra: an optional dependency is not installed; names the extra.
-        ConfigurationError: no such module, class or server.
+        UnknownName: there is no such environment; the message shows the nearest name.
+        MissingExtra: an optional dependency is not installed; the message names the extra.
+        ConfigurationError: there is no such module, class or server.
     """
     if not isinstance(id, str):
         name_of_class(id)
@@ -283,7 +282,7 @@ def make(id: str | type[Env[Any]], **kwargs: Any) -> Env[Any]:
 
 
 def make_vec(id: str | type[Env[Any]], num_envs: int, **kwargs: Any) -> "VectorEnv":
-    """``num_envs`` environments that step concurrently; what is shared or immutable in them is loaded once.
+    """Makes ``num_envs`` environments that step concurrently. What is shared or immutable in them is loaded once.
 
     Args:
         id: For example ``agentenv/LocalSearch-v0``.
@@ -291,7 +290,7 @@ def make_vec(id: str | type[Env[Any]], num_envs: int, **kwargs: Any) -> "VectorE
         **kwargs: Arguments of the class.
 
     Raises:
-        ConfigurationError: ``num_envs`` is below 1; otherwise as ``make``.
+        ConfigurationError: ``num_envs`` is below 1, or one of the reasons of ``make``.
     """
     from agentenv.core.vector import VectorEnv
 

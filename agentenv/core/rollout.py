@@ -26,8 +26,8 @@ async def run_episode(
     """Plays one episode to its end.
 
     An infrastructure failure ends the episode as an invalid trajectory, and so does an opening prompt that leaves no room
-    for one turn. A mistake of the policy is part of the record. Before a prompt would exceed ``context_tokens`` the episode
-    ends with ``token_limit``; a prompt is never truncated.
+    for a turn. A mistake of the policy is part of the record. If the next prompt would exceed ``context_tokens``, the
+    episode ends as ``token_limit``; a prompt is never truncated.
 
     Raises:
         ConfigurationError: the environment cannot pose this task, the format cannot render it, or the policy
@@ -37,7 +37,7 @@ async def run_episode(
     try:
         return await play(state, policy, chat, config)
     finally:
-        # However it ended: the sampler keeps keys and values of an episode until it is told.
+        # Always released, because the sampler keeps the keys and values of an episode until then.
         policy.release(episode)
 
 
@@ -69,7 +69,7 @@ async def open_episode(
 
 
 def _opened(state: EpisodeState, chat: ChatFormat, messages: Observation) -> list[int]:
-    """The ids of a context that ``messages`` begin."""
+    """Encodes the ``messages`` that begin a context."""
     if not isinstance(chat, ConversationFormat):
         return chat.prompt(messages)
     tools = [tool.to_openai() for tool in state.spec.env.native_tools()]
@@ -80,10 +80,10 @@ def _opened(state: EpisodeState, chat: ChatFormat, messages: Observation) -> lis
 
 
 def _new_context(state: EpisodeState, chat: ChatFormat, messages: Observation) -> list[int]:
-    """The ids of a context that replaces the one before.
+    """Encodes a context that replaces the previous one.
 
     Raises:
-        EnvFault: the format cannot render it. It took the opening of this run, so that this context alone is wrong.
+        EnvFault: the format cannot render it. The format rendered the opening of this run, so only this context is wrong.
     """
     try:
         return _opened(state, chat, messages)
@@ -92,7 +92,7 @@ def _new_context(state: EpisodeState, chat: ChatFormat, messages: Observation) -
 
 
 def _placed(chat: ChatFormat, ids: Sequence[int], messages: Sequence[object]) -> tuple[PlacedImage, ...]:
-    """Where the images of ``messages`` stand in what ``chat`` made of them; none where the format does not place them."""
+    """Locates the images of ``messages`` in the ids that ``chat`` made; empty if the format does not support images."""
     reader: ImageReader | None = getattr(chat, "image_reader", None)
     return placed(ids, images_of(messages), reader) if reader is not None else ()
 
@@ -117,7 +117,7 @@ async def take_turn(state: EpisodeState, policy: Policy, chat: ChatFormat, confi
 async def act_on(
     completion: Completion, state: EpisodeState, chat: ChatFormat, config: RolloutConfig
 ) -> None:
-    """The environment executes ``completion``, whose ids stand in ``state``, and its observation is appended."""
+    """The environment executes ``completion``, whose ids are already in ``state``, and its observation is appended."""
     observation = await act(state, completion.text, config, completion.turn)
     if observation is not None:
         observe(state, chat, observation, config.context_tokens)
@@ -126,16 +126,16 @@ async def act_on(
 async def sample(
     state: EpisodeState, policy: Policy, config: RolloutConfig, *, attempt: int = 0
 ) -> Completion | None:
-    """Samples the next action and appends it to ``state``. The result is None if this ended the episode.
+    """Samples the next action and appends it to ``state``. Returns None if this ended the episode.
 
     Args:
         state: The episode.
         policy: The policy that acts.
         config: Budgets and sampling.
-        attempt: Part of the seed: another number draws other tokens in the same turn.
+        attempt: A part of the seed: another number gives other tokens in the same turn.
 
     Raises:
-        ConfigurationError: the policy cannot be asked as it is configured.
+        ConfigurationError: the policy cannot be queried as it is configured.
     """
     room = config.context_tokens - len(state.ids)
     if room <= 0:
@@ -144,20 +144,20 @@ async def sample(
     began = time.perf_counter()
     try:
         completion = await _generate(state, policy, config, room, attempt)
-    except ContextTooSmall as error:  # the policy's own context may be smaller than the budget
+    except ContextTooSmall as error:  # the policy's context may be smaller than the budget
         if state.turns:
             state.cut(EndReason.TOKEN_LIMIT, {})
         else:
             state.refuse(error)
         return None
-    except ConfigurationError:  # the same for every episode: a wrong key or model
+    except ConfigurationError:  # it concerns every episode: for example a wrong key or model
         raise
-    except PolicyRefusal as error:  # the policy's own doing: masked, it would choose what it is measured on
+    # caused by the policy; masking it would let the policy choose which episodes count
+    except PolicyRefusal as error:
         state.cut(EndReason.REFUSED, {}, str(error))
         return None
-    except (
-        Unrenderable
-    ) as error:  # of a script alone: what it says has no form in which the model could say it
+    # only a scripted policy raises this: its action cannot be written in the native form
+    except Unrenderable as error:
         state.cut(EndReason.PARSE_ERROR, {}, str(error))
         return None
     except Exception as error:
@@ -165,7 +165,7 @@ async def sample(
         return None
     state.policy_seconds, state.finish = time.perf_counter() - began, completion.finish
     _record_sample(state, completion)
-    # An endpoint can send lone surrogates; an environment that repeats them would be blamed for them.
+    # An endpoint can return lone surrogates. An environment that repeats them would be held responsible for them.
     return (
         completion
         if completion.text.isascii()
@@ -174,10 +174,10 @@ async def sample(
 
 
 def _record_sample(state: EpisodeState, completion: Completion) -> None:
-    """Adds one segment for all consecutive ids that the same version of the weights sampled."""
+    """Adds one segment for each run of consecutive ids that the same version of the weights sampled."""
     versions = completion.versions or (completion.version,) * len(completion.ids)
     end = 0
-    # Weights may be exchanged while a turn is sampled, and the learner reads the age of each token.
+    # The weights may be exchanged while a turn is sampled, and the learner needs the version of each token.
     for version, run in groupby(versions):
         start, end = end, end + len(list(run))
         state.add(
@@ -197,14 +197,14 @@ async def _generate(
         max_tokens=min(config.turn_tokens, room),
         temperature=config.temperature,
         top_p=config.top_p,
-        # natively, tokens end a turn
+        # In the native form, only tokens end a turn.
         stop=() if state.conversation is not None else state.spec.env.turn_stop(config.stop),
-        # Episodes have seeds below 2^31, and turns are far fewer than the prime, so that no two turns share a seed;
-        # further attempts differ above bit 51, where neither reaches.
+        # Seeds of episodes are below 2^31, and an episode has far fewer turns than the multiplier, so no two turns share a
+        # seed. Further attempts change bits from 52 on, which these numbers do not reach.
         seed=state.spec.seed * 1_000_003 + len(state.turns) + (attempt << 52),
     )
     generating = policy.generate(state.ids, sampling, episode=state.episode, **image_kwargs(state.images))
-    # Held while the episode waits for the others of its batch, so that a slow episode makes no other one late.
+    # The deadline is held while the episode waits for others of its batch, so that a slow episode delays no other one.
     completion = await within(config.deadline_s, generating, PolicyFault("the policy"))
     if completion.exact_tokens and not all(map(math.isfinite, completion.logprobs)):
         raise PolicyFault("the policy's log-probs are not finite: its weights have diverged or overflow")
@@ -212,13 +212,14 @@ async def _generate(
 
 
 def observe(state: EpisodeState, chat: ChatFormat, observation: Observation, limit: int) -> None:
-    """Appends the observation, and opens a new row if the chat format did not extend the ids so far.
+    """Appends the observation. Opens a new row if the chat format did not extend the ids so far.
 
-    An observation that begins with a system message replaces the whole context: the policy continues from it alone. An empty
-    system message is not shown. An observation that would exceed the context is not appended; the next turn then has no
-    room, and the episode ends. An observation that the format cannot render ends the episode as the environment's failure.
+    An observation that begins with a system message replaces the whole context, and the policy continues from it alone. An
+    empty system message is not shown. An observation that would exceed the context is not appended; the next turn then has
+    no room, and the episode ends. An observation that the format cannot render ends the episode as a failure of the
+    environment.
 
-    The episode ends as ``parse_error`` where the policy's turn cannot be part of a prompt in its native form.
+    The episode ends as ``parse_error`` if the policy's turn cannot be part of a prompt in its native form.
 
     Raises:
         ConfigurationError: the format cannot render any observation.
@@ -255,7 +256,7 @@ def _append(state: EpisodeState, chat: ChatFormat, observation: Observation, lim
     else:
         messages = observation if state.conversation is None else state.conversation.messages
         images = _placed(chat, extended, messages)
-    # All images have the same ids, so that equal ids may stand for other images than before.
+    # All images have the same placeholder ids, so equal ids may represent other images than before.
     if not goes_on or images[: len(state.images)] != state.images:
         state.reopen(extended, turn + 1, images)
         return
@@ -277,7 +278,7 @@ async def rollout(
         name: Prefix of the episode ids; equal names and seeds give equal records.
 
     Raises:
-        ConfigurationError: a task cannot be posed or rendered.
+        ConfigurationError: a task cannot be posed, or a prompt cannot be rendered.
     """
     deterministic_batcher = DeterministicBatcher() if config.deterministic else None
 

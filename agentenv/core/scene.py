@@ -1,7 +1,7 @@
-"""What a viewer of an episode draws: the screen on which an action was chosen, and the action on it.
+"""What a viewer of an episode draws: the screen on which an action was chosen, and the action on that screen.
 
-An environment with a screen gives a `TurnScene` from ``Env.scene``; the episode loop keeps it in the `Turn`, and nothing
-that a policy sees or earns depends on it. Pixels that the policy was shown stand in the messages and not here.
+An environment with a screen returns a `TurnScene` from ``Env.scene``, and the episode loop stores it in the `Turn`. The
+policy never sees it, and no reward depends on it. Pixels that the policy was shown are in the messages instead.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ Edges = tuple[float, float, float, float]
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """How a screen shows one action, in its pixels: a place, an arrow from ``at`` to ``to``, a box, or only words."""
+    """How one action is drawn on a screen, in its pixels: a point, an arrow from ``at`` to ``to``, a box, or only text."""
 
     kind: str
     """The kind of the action, such as ``click``."""
@@ -26,9 +26,9 @@ class Mark:
     to: Place | None = None
     """The end of the arrow, if there is one."""
     box: Edges | None = None
-    """The box of the element that the action is about."""
+    """The box of the element that the action refers to."""
     expert: bool = False
-    """Whether an expert would have done this; otherwise the policy did it."""
+    """Whether this is the expert's action; otherwise it is the policy's."""
 
 
 class TurnScene(Protocol):
@@ -39,7 +39,7 @@ class TurnScene(Protocol):
         """Width and height in pixels."""
 
     def svg(self) -> str:
-        """A drawing of the screen in that size, for episodes whose policy was shown no pixels."""
+        """Draws the screen in that size, for episodes whose policy was shown no pixels."""
 
     def marks(self, action: str) -> Sequence[Mark]:
-        """What the policy's text ``action`` did there; empty where nothing can be read from it."""
+        """Returns the marks of the policy's text ``action``; empty if no action can be parsed from it."""

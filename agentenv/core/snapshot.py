@@ -1,8 +1,7 @@
-"""Snapshots of a state: resources are captured first, then the rest as a deep copy that holds their handles.
+"""Snapshots of a state: resources are captured first, then the rest is deep-copied with placeholders for them.
 
-A *resource* is anything in the state that cannot be copied by Python, such as a sandbox session. It has
-``snapshot``, ``restore``, ``fork`` and ``close``, is found by looking through data classes, lists, tuples and
-dicts, and is shared by nobody else.
+A *resource* is a part of the state that Python cannot copy, such as a sandbox session. It has ``snapshot``, ``restore``,
+``fork`` and ``close``. Resources are found by searching data classes, lists, tuples and dicts, and each has a single owner.
 """
 
 import contextlib
@@ -18,27 +17,27 @@ from agentenv.errors import SnapshotError, SnapshotRefused, StateLost
 
 @runtime_checkable
 class Resource(Protocol):
-    """A part of the state that knows how to capture itself."""
+    """A part of the state that captures itself."""
 
     def snapshot(self) -> Any:
-        """A handle; one that owns something has ``release()`` and may have ``bytes``."""
+        """Returns a handle. A handle that owns something has ``release()`` and may have ``bytes``."""
 
     def restore(self, handle: Any) -> None:
-        """Goes back to ``handle``, which stays usable.
+        """Returns to ``handle``, which stays usable.
 
         Raises:
-            StateLost: a program destroyed what it held. The resource is empty then and shows that with its next result.
+            StateLost: a program destroyed the state. The resource is then empty, and its next result reports the loss.
         """
 
     def fork(self) -> Self:
-        """An independent twin in the same state."""
+        """Makes an independent copy in the same state."""
 
     def close(self) -> None:
-        """Frees what the resource holds."""
+        """Frees everything that the resource holds."""
 
 
 def resources_of(value: Any) -> Iterator[Resource]:
-    """Every resource reachable from ``value`` through data classes and containers, each once."""
+    """Yields every resource that ``value`` contains in data classes and containers, each once."""
     seen: set[int] = set()
     stack = [value]
     while stack:
@@ -62,18 +61,18 @@ def _release(handle: Any) -> None:
 
 
 class _Slot:
-    """Stands for one resource inside a captured state."""
+    """The placeholder of one resource inside a captured state."""
 
 
 class Snapshot:
-    """A captured state, usable any number of times until released; belongs to the one that took it."""
+    """A captured state. It can be restored any number of times until it is released, only by its owner."""
 
     def __init__(self, owner: object, value: Any) -> None:
         """Captures ``value``.
 
         Raises:
-            SnapshotRefused: a resource cannot be captured as it stands.
-            SnapshotError: a part could not be captured; either way what was taken before it has been released.
+            SnapshotRefused: a resource cannot be captured in its present state.
+            SnapshotError: a part could not be captured. In both cases, parts captured before have been released.
         """
         start = time.perf_counter()
         self.owner = owner
@@ -82,19 +81,19 @@ class Snapshot:
         try:
             for resource in resources_of(value):
                 self._handles.append((resource, _Slot(), resource.snapshot()))
-            # `deepcopy` looks here first, so that every resource becomes its slot and none is copied.
+            # `deepcopy` looks objects up in the memo first, so every resource is replaced by its slot and not copied.
             memo.update({id(resource): slot for resource, slot, _ in self._handles})
             self._value = copy.deepcopy(value, dict(memo))
         except Exception as error:
             self.release()
             kind = SnapshotRefused if isinstance(error, SnapshotRefused) else SnapshotError
-            raise kind(f"cannot capture {_why(value, memo, error)}") from error
+            raise kind(f"cannot capture {_copy_failure(value, memo, error)}") from error
         self.seconds = time.perf_counter() - start
         """Wall-clock seconds that the capture took."""
 
     @property
     def bytes(self) -> int:
-        """Bytes of the pickled state (0 if unpicklable) and of the handles, as the resources tell it."""
+        """Size in bytes of the pickled state (0 if it cannot be pickled) plus the sizes that the handles report."""
         held = sum(int(getattr(handle, "bytes", 0)) for _, _, handle in self._handles)
         try:
             return held + len(pickle.dumps(self._value))
@@ -102,12 +101,12 @@ class Snapshot:
             return held
 
     def bring_back(self) -> Any:
-        """Restores every resource and returns a fresh copy of the value around them.
+        """Restores every resource and returns a new copy of the captured value around them.
 
-        A resource whose program destroyed its own state is empty afterwards, and says so itself.
+        A resource whose state was destroyed by a program is empty afterwards, and reports this itself.
 
         Raises:
-            SnapshotError: the snapshot was released, or a resource could not go back.
+            SnapshotError: the snapshot was released, or a resource could not be restored.
         """
         if self.released:
             raise SnapshotError("this snapshot was released; take a new one")
@@ -117,12 +116,12 @@ class Snapshot:
                     resource.restore(handle)
         except Exception as error:
             raise SnapshotError(f"cannot restore: {error}") from error
-        # A copy, because the snapshot can be brought back again.
+        # Copied again, because the snapshot can be restored more than once.
         return copy.deepcopy(self._value, {id(slot): resource for resource, slot, _ in self._handles})
 
     @property
     def holds_resources(self) -> bool:
-        """Whether freeing it is work of the environment's resources, and not of Python alone."""
+        """Whether releasing it needs calls of the environment's resources."""
         return bool(self._handles)
 
     @property
@@ -131,9 +130,10 @@ class Snapshot:
         return not hasattr(self, "_value")
 
     def release(self) -> None:
-        """Frees the handles; a second call does nothing."""
+        """Releases the handles. A second call does nothing."""
         self.__dict__.pop("_value", None)
-        with contextlib.ExitStack() as stack:  # one that fails must not keep the others
+        # a handle that fails must not prevent the release of the others
+        with contextlib.ExitStack() as stack:
             for _, _, handle in self._handles:
                 stack.callback(_release, handle)
             self._handles.clear()
@@ -143,8 +143,8 @@ def fork_value(value: Any) -> Any:
     """A deep copy of ``value`` in which every resource is replaced by its own fork.
 
     Raises:
-        SnapshotRefused: a resource cannot be captured as it stands.
-        SnapshotError: a part could not be forked; either way the forks made before it have been closed.
+        SnapshotRefused: a resource cannot be captured in its present state.
+        SnapshotError: a part could not be forked. In both cases, forks made before have been closed.
     """
     forks: list[Resource] = []
     memo: dict[int, Any] = {}
@@ -152,24 +152,25 @@ def fork_value(value: Any) -> Any:
         for resource in resources_of(value):
             forks.append(resource.fork())
             memo[id(resource)] = forks[-1]
-        return copy.deepcopy(value, dict(memo))  # a copy: what fails halfway leaves halves in it
+        # the memo is copied, because a failed deepcopy leaves partial entries
+        return copy.deepcopy(value, dict(memo))
     except Exception as error:
         for fork in forks:
             fork.close()
         kind = SnapshotRefused if isinstance(error, SnapshotRefused) else SnapshotError
-        raise kind(f"cannot fork {_why(value, memo, error)}") from error
+        raise kind(f"cannot fork {_copy_failure(value, memo, error)}") from error
 
 
-def _why(value: Any, memo: Mapping[int, Any], error: Exception) -> str:
-    """Where in ``value`` what cannot be copied stands, such as ``state.lock``, and what to do; its type where nobody knows.
+def _copy_failure(value: Any, memo: Mapping[int, Any], error: Exception) -> str:
+    """Describes why a value cannot be copied: its path, such as ``state.lock``, and advice; its type if no part is found.
 
     Args:
-        value: What was to be copied.
-        memo: What stands for the resources in it.
-        error: What was raised.
+        value: The value to copy.
+        memo: Replacements of the resources in it, by their ids.
+        error: The error that copying raised.
     """
     names: list[str] = []
-    while (name := _uncopied(value, memo)) is not None:
+    while (name := _first_uncopyable(value, memo)) is not None:
         names.append(name)
         value = value[name] if isinstance(value, dict) else vars(value)[name]
     if not names:
@@ -178,8 +179,8 @@ def _why(value: Any, memo: Mapping[int, Any], error: Exception) -> str:
     return f"{'.'.join(names)}: {error}; {advice}"
 
 
-def _uncopied(value: Any, memo: Mapping[int, Any]) -> str | None:
-    """The first attribute or entry of ``value`` that cannot be copied; None where there is none, or a resource failed."""
+def _first_uncopyable(value: Any, memo: Mapping[int, Any]) -> str | None:
+    """Returns the name of the first part of ``value`` that cannot be copied; None if none is found or a resource failed."""
     parts = value if isinstance(value, dict) else getattr(value, "__dict__", {})
     if isinstance(value, type) or any(id(resource) not in memo for resource in resources_of(value)):
         return None

@@ -1,4 +1,4 @@
-"""Spaces for text. Gymnasium's ``Text`` rejects blanks, accents and the empty string."""
+"""Gymnasium spaces for text. Gymnasium's own ``Text`` rejects blanks, accents and the empty string."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ class FreeText(Space[str]):
         self.max_bytes = max_bytes
 
     def sample(self, mask: None = None, probability: None = None) -> str:
-        """A random string of 0 to 32 characters, blanks, tags and an accent among them."""
+        """Returns a random string of 0 to 32 characters, which include blanks, tags and an accented letter."""
         length = min(int(self.np_random.integers(0, 33)), self.max_bytes // 2)
         picks = self.np_random.integers(0, len(_SAMPLE_ALPHABET), size=length)
         return "".join(_SAMPLE_ALPHABET[i] for i in picks)
@@ -28,7 +28,7 @@ class FreeText(Space[str]):
 
     @property
     def is_np_flattenable(self) -> bool:
-        """Text has no fixed-size array form."""
+        """Always False: text has no array form of fixed size."""
         return False
 
     def __eq__(self, other: object) -> bool:
@@ -42,20 +42,20 @@ class FreeText(Space[str]):
 
 
 class Messages(Space[Observation]):
-    """A tuple of messages, possibly empty (the observation after an answer)."""
+    """Tuples of messages, including the empty tuple (the observation after an answer)."""
 
     def __init__(self, seed: int | None = None) -> None:
         super().__init__(shape=None, dtype=None, seed=seed)
         self._text = FreeText(seed=seed)
 
     def seed(self, seed: Any = None) -> Any:
-        """Seeds the text inside as well."""
+        """Seeds this space and the space of its texts."""
         if hasattr(self, "_text"):
             self._text.seed(seed)
         return super().seed(seed)
 
     def sample(self, mask: None = None, probability: None = None) -> Observation:
-        """One or two user messages of random text."""
+        """Returns one or two user messages of random text."""
         return tuple(Message("user", self._text.sample()) for _ in range(int(self.np_random.integers(1, 3))))
 
     def contains(self, x: Any) -> bool:
@@ -64,7 +64,7 @@ class Messages(Space[Observation]):
 
     @property
     def is_np_flattenable(self) -> bool:
-        """Messages have no fixed-size array form."""
+        """Always False: messages have no array form of fixed size."""
         return False
 
     def __eq__(self, other: object) -> bool:

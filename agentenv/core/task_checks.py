@@ -1,6 +1,6 @@
-"""Whether tasks can be played, recorded and scored: looked at once, before the first of them is posed.
+"""Checks that tasks can be played, recorded and scored, before the first one is posed.
 
-What is wrong with a task would otherwise show when its scores are listed, after everything was played.
+Otherwise a flaw in a task would only be discovered when its score is written, after everything was played.
 """
 
 import reprlib
@@ -13,14 +13,14 @@ from agentenv.errors import DatasetError
 
 
 def checked_tasks(tasks: Iterable[Any], whose: str) -> tuple[Task, ...]:
-    """``tasks``, each of which can be recorded and scored.
+    """Returns ``tasks`` after checking that each can be recorded and scored.
 
     Args:
-        tasks: What a file or an environment gave.
-        whose: Where they come from, for the sentence.
+        tasks: The tasks from a file or an environment.
+        whose: Where they come from, for the error.
 
     Raises:
-        DatasetError: there is none, one is no task, two have one id, or an entry that records are made of has another type.
+        DatasetError: there are none, an entry is not a task, two have the same id, or a recorded field has a wrong type.
     """
     found: dict[str, Task] = {}
     for number, task in enumerate(tasks, 1):
@@ -37,7 +37,7 @@ def checked_tasks(tasks: Iterable[Any], whose: str) -> tuple[Task, ...]:
 
 
 def flaw_of(task: Task) -> str | None:
-    """What makes ``task`` unusable, as a sentence; None where nothing does."""
+    """Returns what makes ``task`` unusable, as a sentence; None if it is usable."""
     texts = {"id": task.id, "question": task.question}
     if isinstance(task.answers, str) or not isinstance(task.answers, Sequence):
         return f"answers is {reprlib.repr(task.answers)}; it must be a tuple of texts"
@@ -53,7 +53,7 @@ def flaw_of(task: Task) -> str | None:
 
 
 def _unwritable(task: Task) -> str | None:
-    """Why there is no digest of ``task``, which resumed runs are compared by; None where there is one."""
+    """Returns why ``task`` has no digest, by which resumed runs are compared; None if it has one."""
     try:
         value_digest(task)
     except (TypeError, ValueError, RecursionError) as error:
@@ -64,7 +64,7 @@ def _unwritable(task: Task) -> str | None:
 
 
 def _flaw_of_data(data: Mapping[Any, Any]) -> str | None:
-    """What of the entries that records are made of cannot be used."""
+    """Returns what is wrong with the entries of ``Task.data`` that go into records; None if nothing is."""
     for name in ("family", "cluster", "canary"):
         value = data.get(name)
         if value is not None and not (_is_text(value) or (name == "cluster" and type(value) is int)):

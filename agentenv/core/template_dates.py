@@ -1,6 +1,6 @@
-"""What a chat template is given: its arguments, and the day that it writes when it asks for today's.
+"""The arguments of a chat template, and the date that it writes as today's.
 
-The day is a fixed one, so that a prompt is the same whenever a run goes on.
+The date is fixed, so that a resumed run has the same prompts.
 """
 
 import re
@@ -12,14 +12,14 @@ from typing import Any
 from agentenv.errors import ConfigurationError
 
 ASKS = "strftime_now"
-"""The function by which chat templates ask for the present time."""
+"""The function with which chat templates ask for the current time."""
 TODAY = date(2026, 1, 1)
-"""What is written where nothing else is said."""
+"""The default date."""
 _DIRECTIVES = re.compile(r"%-?[aAbBcCdDefFgGhHIjmMprRSTuUVwWxXyYzZ]")
 
 
 def template_of(tokenizer: Any, tools: Sequence[Any] | None = None) -> str:
-    """The template that ``tokenizer`` takes for a conversation with these tools."""
+    """Returns the template that ``tokenizer`` uses for a conversation with these tools."""
     template = tokenizer.chat_template
     if not isinstance(template, Mapping):
         return str(template)
@@ -27,19 +27,19 @@ def template_of(tokenizer: Any, tools: Sequence[Any] | None = None) -> str:
 
 
 def dated_template(template: str, day: date = TODAY) -> dict[str, str]:
-    """The argument of ``apply_chat_template`` that lets ``template`` write ``day``; none where it asks for no time."""
+    """Returns the argument of ``apply_chat_template`` that makes ``template`` write ``day``; empty without a date."""
     return {"chat_template": dated(template, day)} if ASKS in template else {}
 
 
 @cache
 def dated(template: str, day: date) -> str:
-    """``template`` with a ``strftime_now`` of its own, a macro that writes ``day``; the same text where it asks for no time.
+    """Returns ``template`` with its own ``strftime_now``, a macro that writes ``day``; unchanged if it asks for no time.
 
-    To hand the template a function of that name does not do: from transformers 5.24 on it gets plain data alone.
+    Passing a function of that name to the template does not work: since transformers 5.24, only plain data is accepted.
 
     Args:
-        template: In Jinja, as `transformers` sets it up: the end of the line behind a block is left out.
-        day: What is written; the time is midnight.
+        template: A Jinja template. Its first newline after a block is removed, as `transformers` configures Jinja.
+        day: The date to write; the time is midnight.
     """
     if ASKS not in template:
         return template
@@ -49,16 +49,16 @@ def dated(template: str, day: date) -> str:
 
 
 def _written(directive: str, day: date) -> str:
-    """What ``strftime`` makes of a directive; not every system knows those without leading zeros, such as ``%-d``."""
+    """Evaluates one directive of ``strftime``. Not every system knows those without leading zeros, such as ``%-d``."""
     text = day.strftime(directive.replace("-", ""))
     return text.lstrip("0") or "0" if "-" in directive else text
 
 
 def template_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], date]:
-    """What of ``options`` is handed to the template, and the day that it writes, which is the same whenever a run goes on.
+    """Splits ``options`` into the arguments of the template and the date that it writes.
 
     Raises:
-        ConfigurationError: ``date`` is no date, or an option is one that the format fills itself.
+        ConfigurationError: ``date`` is not a date, or an option is one that the format sets itself.
     """
     filled = {"messages", "conversation", "tools", "tokenize", "add_generation_prompt", "chat_template"}
     if taken := sorted(filled & options.keys()):

@@ -1,4 +1,4 @@
-"""``TriedTemplate``: finds out how a chat template takes conversations, by conversations that are made up."""
+"""``TriedTemplate``: finds out by test conversations how a chat template expects messages, thinking, calls and results."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,23 +14,23 @@ from agentenv.errors import ConfigurationError
 
 _NAME = "tuvq_tool"
 ASKED = Message("user", "Who?")
-"""The question of the conversations that are made up."""
+"""The question in the test conversations."""
 _THINKING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
 
 class TriedTemplate(ChatTemplate):
-    """Finds out the ``TemplateForm``, once for each set of tools, and refuses a template that has none."""
+    """Determines the ``TemplateForm``, once for each set of tools, and refuses a template that no form fits."""
 
     @cached_property
     def _checked(self) -> set[str]:
-        """The sets of tools with which the template was tried, as JSON."""
+        """The sets of tools that were tested, as JSON."""
         return set()
 
     def _check(self, tools: Sequence[Mapping[str, Any]]) -> None:
-        """Tries the template on a conversation that is made up.
+        """Renders a test conversation.
 
         Raises:
-            ConfigurationError: it cannot show these tools, or cannot go on after a turn.
+            ConfigurationError: the template cannot show these tools, or cannot continue after a turn.
         """
         key = json.dumps([dict(tool) for tool in tools], sort_keys=True)
         if key in self._checked:
@@ -39,7 +39,7 @@ class TriedTemplate(ChatTemplate):
             self._check_tools(tools)
         self._form.thinking_key = self._find_thinking_key(tools)
         self._form.thinks_nothing = self._closes_thinking(tools)
-        self._check_going_on(tools)
+        self._check_end_of_turn(tools)
         self._checked.add(key)
 
     def _check_shown(
@@ -48,10 +48,10 @@ class TriedTemplate(ChatTemplate):
         tools: Sequence[Mapping[str, Any]],
         prompt: str,
     ) -> None:
-        """Whether the messages are in the prompt, each as it is or in another form; turns with calls may be rewritten.
+        """Checks that each message is in the prompt, unchanged or in another form; turns with calls may be rewritten.
 
         Raises:
-            ConfigurationError: the template leaves one out.
+            ConfigurationError: the template drops one.
         """
         for place, message in enumerate(messages):
             if isinstance(message, AssistantTurn):
@@ -94,7 +94,7 @@ class TriedTemplate(ChatTemplate):
         )
 
     def _missing_texts(self, tools: Sequence[Mapping[str, Any]]) -> str:
-        """A name of a tool or an argument that the prompt does not hold; empty where it holds all."""
+        """Returns a name of a tool or an argument that is missing in the prompt; empty if none is."""
         prompt = self._render((ASKED,), tools)
         functions = [tool["function"] for tool in tools]
         names = [
@@ -103,10 +103,10 @@ class TriedTemplate(ChatTemplate):
         return next((name for name in names if name not in prompt), "")
 
     def _check_calls(self, tools: Sequence[Mapping[str, Any]]) -> None:
-        """Finds how the template takes calls: with arguments as an object, as JSON, or as the text of the turn.
+        """Determines how the template expects calls: arguments as an object or a JSON string, or calls in the content.
 
         Raises:
-            ConfigurationError: in no way.
+            ConfigurationError: it accepts calls in none of these forms.
         """
         ways = [(False, False), (True, False), *([(False, True)] if self.family.calls_as_text else [])]
         for self._form.json_arguments, self._form.calls_in_content in ways:
@@ -114,17 +114,17 @@ class TriedTemplate(ChatTemplate):
                 self._check_reading(tools)
                 return
         self._form.json_arguments = self._form.calls_in_content = False
-        self._render(self._called(), tools)  # which says what the template refuses, if it does
+        self._render(self._called(), tools)  # raises the template's own error, if it refuses the call
         raise ConfigurationError(
             f"the chat template of the family {self.family.name!r} leaves out tool calls or their results: use the inline "
             "format, or a chat template of the model that shows them"
         )
 
     def _check_reading(self, tools: Sequence[Mapping[str, Any]]) -> None:
-        """Whether calls that the template writes are read as those calls: one that is made up, and one of each tool.
+        """Checks that rendered calls are parsed as the same calls: a made-up one, and one of each tool.
 
         Raises:
-            ConfigurationError: the grammar of the family is another one, or cannot express a name of these tools.
+            ConfigurationError: the family uses another syntax, or the syntax cannot express a name of these tools.
         """
         written = self._written(self._called(), tools)
         header = self._render((ASKED,), tools).partition(ASKED.text)[2]
@@ -160,22 +160,21 @@ class TriedTemplate(ChatTemplate):
     def _written(
         self, called: tuple[Message, AssistantTurn, Message], tools: Sequence[Mapping[str, Any]]
     ) -> str:
-        """The turn of ``called`` as the template writes it, up to what closes it."""
+        """Returns the assistant's turn in ``called`` as the template renders it, up to its end token."""
         prompt, shown = self._render(called[:1], tools), self._render(called, tools)
         shown = shown.partition(called[2].text)[0]
         begin = len(prompt) if shown.startswith(prompt) else shown.index(called[0].text) + len(called[0].text)
         (call,) = called[1].calls
         name = call.name if isinstance(call, NativeCall) else ""
-        said = max(
-            shown.find(MARK.format("in"), begin), shown.find(name, begin), begin
-        )  # some calls have no argument
+        # a call may have no arguments
+        said = max(shown.find(MARK.format("in"), begin), shown.find(name, begin), begin)
         end = min((at for closer in self._closers if (at := shown.find(closer, said)) >= 0), default=None)
         return shown[begin:end]
 
     def _called(
         self, name: str = _NAME, arguments: Sequence[str] = ("a",)
     ) -> tuple[Message, AssistantTurn, Message]:
-        """A call and its result, both made up."""
+        """Returns a made-up question, a call and its result."""
         id_ = self.family.call_id.format(name=name, place=0) or call_id(0)
         given = {argument: MARK.format("in") for argument in arguments}
         turn = AssistantTurn(None, "", (NativeCall(name, given, id_),))
@@ -194,7 +193,7 @@ class TriedTemplate(ChatTemplate):
         return all(text in rendered for text in texts)
 
     def _find_thinking_key(self, tools: Sequence[Mapping[str, Any]]) -> str:
-        """The entry of a message that holds its thinking; empty where the template knows none."""
+        """Returns the key of a message under which the template expects the thinking; empty if there is none."""
         thought = MARK.format("think")
         call = (NativeCall(_NAME, {}),) if tools else ()
         answer = (Message("tool", "x", name=_NAME, call_id=call_id(0)),) if tools else ()
@@ -209,7 +208,7 @@ class TriedTemplate(ChatTemplate):
         return ""
 
     def _closes_thinking(self, tools: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether a prompt ends with thinking that is over, as templates write it where the model is not to think."""
+        """Whether prompts end with a closed thinking block, as templates write it if the model is not to think."""
         return self._render((ASKED,), tools).rstrip().endswith(self.family.thinking_end)
 
     def _last(self, turn: AssistantTurn, tools: Sequence[Mapping[str, Any]]) -> str:
@@ -218,8 +217,8 @@ class TriedTemplate(ChatTemplate):
         except ConfigurationError:
             return ""
 
-    def _check_going_on(self, tools: Sequence[Mapping[str, Any]]) -> None:
-        """Whether the template says where a turn ends, and shows what comes after it."""
+    def _check_end_of_turn(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        """Checks that the template writes an end token after a turn, and shows the message after it."""
         turn, later = AssistantTurn(None, "Yes."), Message("user", MARK.format("later"))
         prompt = self._render((ASKED,), tools)
         after = self._render((ASKED, turn, later), tools)

@@ -1,4 +1,4 @@
-"""What the environment shows after a turn, as messages that answer its calls."""
+"""Converts the observation after a turn to messages that answer its tool calls."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,11 +10,11 @@ NOT_RUN = "Only the first tool call of a turn is run; this one was not."
 
 
 def replies(turn: AssistantTurn, observation: Observation) -> Observation:
-    """``observation`` with one message of the role ``tool`` for each call of ``turn``, in their order.
+    """Returns ``observation`` as one message of the role ``tool`` for each call of ``turn``, in order.
 
-    What a tool said where nothing was called goes in the user's name: it answers no call. A malformed call is told what is
-    wrong with it. Where the environment shows one thing for several calls, it answers the first that could be read. Images
-    of results follow in the user's name, as templates show none in a result.
+    A tool's text in a turn without calls becomes a user message, because it answers no call. A malformed call is answered
+    with what is wrong with it. If the environment shows one text for several calls, it answers the first call that could be
+    parsed. Images of results follow in a user message, because chat templates cannot show them in a result.
     """
     images = tuple(part for message in observation for part in _images(message) if message.role == "tool")
     observation = tuple(replace(m, content=m.text) if m.role == "tool" else m for m in observation)
@@ -29,7 +29,7 @@ def replies(turn: AssistantTurn, observation: Observation) -> Observation:
         )
     if not texts and others:
         return tuple(others)
-    shares = _shared_out(turn.calls, texts)
+    shares = _texts_per_call(turn.calls, texts)
     answers = (
         _answer(call, text, place) for place, (call, text) in enumerate(zip(turn.calls, shares, strict=True))
     )
@@ -40,7 +40,7 @@ def _images(message: Message) -> tuple[MessagePart, ...]:
     return () if isinstance(message.content, str) else tuple(p for p in message.content if p.kind == "image")
 
 
-def _shared_out(calls: Sequence[Call], texts: Sequence[str]) -> list[str]:
+def _texts_per_call(calls: Sequence[Call], texts: Sequence[str]) -> list[str]:
     if len(texts) == len(calls):
         return list(texts)
     first = next((place for place, call in enumerate(calls) if not isinstance(call, MalformedCall)), 0)
@@ -54,5 +54,5 @@ def _answer(call: Call, text: str, place: int) -> Message:
 
 
 def call_id(place: int) -> str:
-    """The id of a call whose turn gives it none: nine letters and digits, which Mistral asks for."""
+    """Returns the id of a call whose turn gives it none: nine letters and digits, as Mistral requires."""
     return f"call{place:05d}"

@@ -1,8 +1,8 @@
-"""What a tool may return, and which results of tools are searches.
+"""Converts what a tool returns to a result, and decides which results are those of searches.
 
-A tool returns text, a JSON value, images among texts, a whole `ToolResult`, or what it found: passages or documents, in
-order, or one such list for each of its queries. What was found is recorded with its ids, so that an evaluation can say how
-often an episode searched and whether that found what the question needs.
+A tool may return text, a JSON value, images mixed with texts, a complete `ToolResult`, or what it found: passages or
+documents in order, or one such list for each of its queries. The ids of found passages are recorded, so that an evaluation
+can count the searches of an episode and check whether they found what the question needs.
 """
 
 import json
@@ -19,7 +19,7 @@ from agentenv.errors import EnvFault
 
 _HEAD = re.compile(r"^Doc \d+\(Title: ", re.MULTILINE)
 _END_OF_TITLE = re.compile(r"\)(?: |\Z)")
-_READING = "read"  # shows again in full what a search had found
+_READING = "read"  # a tool of this name shows again what a search had found
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +29,10 @@ class ImageResult(ToolResult):
     parts: tuple[MessagePart, ...] = ()
 
     def rendered(self, *, shown: bool) -> tuple[ToolResult, tuple[MessagePart, ...]]:
-        """The result as text, in which a mark stands for each image, with their digests as data; and the images to show.
+        """Returns the result as text with a marker for each image and the images' digests as data, and the images to show.
 
         Args:
-            shown: Whether they are shown; otherwise the marks say that they are not.
+            shown: Whether the images are shown. Otherwise the markers say that they are not.
         """
         mark = "[image]" if shown else "[image, which is not shown]"
         text = "\n".join(part.text if part.kind == "text" else mark for part in self.parts)
@@ -43,15 +43,15 @@ class ImageResult(ToolResult):
 
 
 def as_result(name: str, value: Any, *, finds: bool = False) -> ToolResult:
-    """The result of the tool ``name`` from what its function returned.
+    """Makes the result of the tool ``name`` from the return value of its function.
 
     Args:
-        name: of the tool.
-        value: what the function returned.
-        finds: whether its annotation says that it returns passages, so that an empty list is a search without a hit.
+        name: The name of the tool.
+        value: The return value of the function.
+        finds: Whether its annotation says that it returns passages, so that an empty list is a search without a hit.
 
     Raises:
-        EnvFault: the value is nothing that a tool may return.
+        EnvFault: the value has a type that a tool may not return.
     """
     if isinstance(value, ToolResult):
         return replace(value, name=name, text=encodable(value.text))
@@ -65,7 +65,7 @@ def as_result(name: str, value: Any, *, finds: bool = False) -> ToolResult:
         return ToolResult(name, ToolStatus.OK, text, data={"ids": ids})
     try:
         return ToolResult(name, ToolStatus.OK, encodable(json.dumps(value, ensure_ascii=False)))
-    except (ValueError, RecursionError) as error:  # too large or too deep, as what it was called with may be
+    except (ValueError, RecursionError) as error:  # too large or too deeply nested
         return ToolResult(name, ToolStatus.ERROR, f"{type(error).__name__}: {error}", type(error).__name__)
     except TypeError as error:
         kind = type(value).__name__
@@ -75,21 +75,21 @@ def as_result(name: str, value: Any, *, finds: bool = False) -> ToolResult:
 
 
 def returns_passages(annotation: Any) -> bool:
-    """Whether the annotation of what a function returns names passages or documents."""
+    """Whether the return annotation of a function names passages or documents."""
     inner = typing.get_args(annotation)
     return annotation in (Passage, Document) or any(map(returns_passages, inner))
 
 
 def passage_lines(passages: Iterable[Passage | Document]) -> str:
-    """One line a passage, numbered from 1: ``Doc 1(Title: t) text``."""
+    """Writes one line for each passage, numbered from 1: ``Doc 1(Title: t) text``."""
     return "".join(f"Doc {i}(Title: {p.title}) {p.text}\n" for i, p in enumerate(passages, 1))
 
 
 def read_passage_lines(page: str) -> list[tuple[str, str]]:
-    """Titles and texts of the passages on a page of ``passage_lines``; a last one that is cut within its title is left out.
+    """Parses titles and texts from the lines that ``passage_lines`` wrote; drops a last one that is cut within its title.
 
-    A title ends at the first bracket behind which its own brackets are closed, as in ``Doc 1(Title: (500) Days of Summer)``;
-    where they never are, at the first.
+    A title ends at the first closing bracket after which its own brackets are balanced, as in ``Doc 1(Title: (500) Days of
+    Summer)``; if they never are, at the first closing bracket.
     """
     heads = list(_HEAD.finditer(page))
     borders = [*(head.start() for head in heads), len(page)]
@@ -102,7 +102,7 @@ def read_passage_lines(page: str) -> list[tuple[str, str]]:
 
 
 def _end_of_title(rest: str) -> int | None:
-    """The place of the bracket that ends the title with which ``rest`` begins."""
+    """Returns the index of the bracket that ends the title with which ``rest`` begins."""
     first, read, open_ = None, 0, 1
     for bracket in _END_OF_TITLE.finditer(rest):
         at = bracket.start()
@@ -114,19 +114,19 @@ def _end_of_title(rest: str) -> int | None:
 
 
 def is_search(result: ToolResult) -> bool:
-    """Whether a result is that of a search: it names what was found, or its tool is called ``search``."""
+    """Whether a result is that of a search: it lists what was found, or its tool is called ``search``."""
     return result.name == "search" or ("ids" in result.data and result.name != _READING)
 
 
 def searches_of(results: Iterable[ToolResult], *, complete: bool = True) -> list[list[str]] | None:
-    """What the searches among the results of an episode returned: the ids for each query, best first.
+    """Returns the ids that each query of an episode's searches found, best first.
 
-    None where that is unknown: no result says which documents were found, and tools answered or the environment may have
-    searched by itself.
+    Returns None if this is unknown: no result lists documents, and tools answered or the environment may have searched
+    without a tool call.
 
     Args:
-        results: of the episode.
-        complete: whether all its searches stand among them (``Env.reports_searches``).
+        results: The results of the episode.
+        complete: Whether they include all its searches (``Env.reports_searches``).
     """
     done = [result for result in results if result.status is ToolStatus.OK]
     searches = [result for result in done if "ids" in result.data and is_search(result)]
@@ -136,7 +136,7 @@ def searches_of(results: Iterable[ToolResult], *, complete: bool = True) -> list
 
 
 def _parts(value: Any) -> tuple[MessagePart, ...]:
-    """Texts and images as parts of a message; nothing where there is no such part in ``value``, or something else."""
+    """Returns texts and images as message parts; empty if ``value`` is not a list of these."""
     given = value if isinstance(value, list | tuple) else [value]
     if not any(isinstance(one, MessagePart) for one in given):
         return ()

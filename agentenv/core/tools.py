@@ -1,4 +1,4 @@
-"""Tools: one typed function with a Google docstring gives every form in which a tool is declared.
+"""Tools: every declaration of a tool is derived from one typed function with a Google-style docstring.
 
 A policy calls a tool by writing ``<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>``;
 several calls in one action run in order. Text without a call is the final answer.
@@ -27,7 +27,7 @@ from agentenv.errors import ConfigurationError, Fault, UnknownName
 F = TypeVar("F", bound=Callable[..., Any])
 
 MAX_CALLS = 32
-"""Calls that one action may make; what is written after them is not run."""
+"""The largest number of calls in one action. Further ones are not run."""
 _COMPLAINT_CHARS = 1000
 _CUT_OFF = (
     "the tool call breaks off before it is complete and </tool_call> is missing: the turn was cut at its limit of tokens or "
@@ -37,12 +37,12 @@ _CUT_OFF = (
 RESERVED_NAMES = frozenset(
     {"reset", "step", "state", "close", "get_reward", "verify", "seed_session", "aggregate_metrics", "mcp"}
 )
-"""Names that OpenEnv, TRL or NeMo Gym give a meaning of their own; so do all that begin with ``_``."""
+"""Names with a special meaning in OpenEnv, TRL or NeMo Gym; names that begin with ``_`` are reserved too."""
 
 
 @dataclass(frozen=True)
 class Tool:
-    """A function that a policy may call, with what every peer wants to know about it."""
+    """A function that a policy may call, with everything needed to declare it in other systems."""
 
     name: str
     description: str
@@ -52,16 +52,16 @@ class Tool:
     takes_self: bool = False
     """Whether the function is a method, to be called on an environment."""
     timeout_s: float | None = None
-    """Seconds that one call may take; None is no limit."""
+    """Time limit of one call in seconds; None is no limit."""
     finds: bool = False
-    """Whether it returns passages, so that an empty list of them is a search that found nothing."""
+    """Whether it returns passages, so that an empty list is a search that found nothing."""
     _model: Any = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Checks what was not made by ``from_function``.
+        """Checks a tool that was not made by ``from_function``.
 
         Raises:
-            ConfigurationError: a reserved name, a schema that cannot be checked, or nothing that can be called.
+            ConfigurationError: a reserved name, a schema with an unsupported part, or a function that is not callable.
         """
         _check_name(self.name)
         if self._model is None:
@@ -81,7 +81,7 @@ class Tool:
         *,
         timeout_s: float | None = None,
     ) -> "Tool":
-        """The tool that a JSON Schema declares, such as one of an MCP server; arguments are checked against it.
+        """Makes a tool from a JSON Schema, such as one of an MCP server. Arguments are checked against the schema.
 
         Example:
             ```python
@@ -90,26 +90,25 @@ class Tool:
             ```
 
         Args:
-            name: What a policy calls it.
-            description: What it does, for the policy.
-            json_schema: Of the object of its arguments.
-            function: Plain or async; takes the arguments by name, as they were given.
-            timeout_s: Seconds that one call may take; None is no limit.
+            name: The name by which a policy calls it.
+            description: What it does, in words for the policy.
+            json_schema: The schema of the object of its arguments.
+            function: A plain or async function that takes the arguments by name, unchanged.
+            timeout_s: Time limit of one call in seconds; None is no limit.
 
         Raises:
-            ConfigurationError: a reserved name, or a schema that cannot be checked in full.
+            ConfigurationError: a reserved name, or a schema with an unsupported part.
         """
         return cls(name, description, json_schema, function, timeout_s=timeout_s)
 
     @classmethod
     def from_function(cls, function: Callable[..., Any], *, timeout_s: float | None = None) -> "Tool":
-        """The tool that ``function`` declares by its name, annotations and docstring.
+        """Makes a tool from the name, annotations and docstring of ``function``.
 
         Args:
-            function: A plain or async function or method; every argument annotated and described under
+            function: A plain or async function or method. Every argument needs an annotation and a description under
                 ``Args:``.
-            timeout_s: Seconds that one call may take; None is no limit. A plain function that runs on is
-                abandoned.
+            timeout_s: Time limit of one call in seconds; None is no limit. A plain function that exceeds it is abandoned.
 
         Raises:
             ConfigurationError: a reserved name, a missing annotation or description, or ``*args``.
@@ -138,12 +137,12 @@ class Tool:
         return cls(name, description, schema, function, takes_self, timeout_s, finds, model)
 
     def to_openai(self) -> dict[str, Any]:
-        """The form of OpenAI's chat completions, which chat templates and verl take as well."""
+        """Returns the declaration in the form of OpenAI's chat completions, which chat templates and verl use as well."""
         function = {"name": self.name, "description": self.description, "parameters": dict(self.json_schema)}
         return {"type": "function", "function": function}
 
     def to_mcp(self) -> dict[str, Any]:
-        """The form of MCP's ``tools/list``."""
+        """Returns the declaration in the form of MCP's ``tools/list``."""
         return {
             "name": self.name,
             "description": self.description,
@@ -154,16 +153,16 @@ class Tool:
         """Runs the function once.
 
         Args:
-            arguments: What the policy gave; checked against the schema.
-            owner: The environment, where the function is a method.
+            arguments: The arguments from the policy, which are checked against the schema.
+            owner: The environment, if the function is a method.
 
         Returns:
-            ``ok`` with the returned value as `as_result` reads it, ``format_error`` for arguments that do not
-            fit, ``error`` with the exception's class for one that the function raised, or ``timeout``; or what the
-            function itself returned as a ``ToolResult``.
+            ``ok`` with the returned value, converted by `as_result`; ``format_error`` if the arguments do not fit the
+            schema; ``error`` with the class of the exception that the function raised; ``timeout``; or the ``ToolResult``
+            that the function returned itself.
 
         Raises:
-            Fault: the function said that the failure is ours, or returned what no tool may return.
+            Fault: the function reported an infrastructure failure, or returned a type that no tool may return.
         """
         values, complaint = self._read(arguments)
         if complaint:
@@ -183,7 +182,7 @@ class Tool:
         return as_result(self.name, value, finds=self.finds)
 
     def _read(self, arguments: Any) -> tuple[dict[str, Any], str]:
-        """The values to call the function with, or what is wrong with them."""
+        """Returns the arguments for the function, or what is wrong with them."""
         import pydantic
 
         if self._model is None:
@@ -203,7 +202,7 @@ class Tool:
     def _run_plain(self, owner: tuple[object, ...], values: dict[str, Any]) -> Any:
         try:
             return self.function(*owner, **values)
-        except StopIteration as error:  # no future takes it: its caller would wait for ever
+        except StopIteration as error:  # a future rejects StopIteration, and its caller would wait for ever
             raise RuntimeError(f"StopIteration: {error}") from error
 
 
@@ -213,7 +212,7 @@ def _check_name(name: str) -> None:
 
 
 def _read_docstring(name: str, text: str) -> tuple[str, dict[str, str]]:
-    """Description and arguments of a Google docstring."""
+    """Returns the description of a Google-style docstring, and those of its arguments."""
     sections = re.split(
         r"^(Args|Returns|Raises|Yields|Example|Examples|Note):[ ]*$", text, flags=re.MULTILINE
     )
@@ -245,7 +244,7 @@ def _description(name: str, argument: str, described: Mapping[str, str]) -> str:
 
 
 def _untitled(schema: Any) -> Any:
-    """``schema`` without pydantic's titles, which only repeat the names."""
+    """Removes pydantic's titles from ``schema``, because they only repeat the names."""
     if isinstance(schema, dict):
         return {
             key: _untitled(value)
@@ -261,7 +260,7 @@ def _complaints(error: Any) -> str:
 
 
 def _complaint(text: str) -> str:
-    """What is said of a call that failed: it may repeat what the policy wrote, at any length."""
+    """Shortens the message about a failed call, because it may repeat a text of the policy of any length."""
     return encodable(shortened(text, _COMPLAINT_CHARS))
 
 
@@ -274,15 +273,15 @@ def tool(function: F) -> F:
 class ToolEnv(AsyncEnv[StateT]):
     """An environment with tools: methods marked ``@tool``, and functions given to the constructor.
 
-    A subclass writes ``areset`` and ``answer``. Methods are called on the environment that
-    steps, so forks and snapshots need no care; a tool keeps what it changes in ``self.state``.
+    A subclass implements ``areset`` and ``answer``. Methods are called on the environment that is stepping, so tools work
+    after forks and snapshots without further code. A tool keeps its changes in ``self.state``.
     """
 
     call_markers: ClassVar[tuple[str, ...]] = ("<tool_call>",)
     reports_searches: ClassVar[bool] = True
     refuses_half_escapes: ClassVar[bool] = True
     max_turns: ClassVar[int] = 8
-    """Actions after which an episode without an answer is cut."""
+    """An episode without an answer is cut after so many actions."""
 
     def __init__(
         self,
@@ -295,14 +294,14 @@ class ToolEnv(AsyncEnv[StateT]):
         """Collects the tools.
 
         Args:
-            tools: Functions beside the marked methods.
-            tool_timeout_s: Seconds that one call may take; None is no limit.
-            pixels: Whether images that tools return are shown, which a policy must be able to see; otherwise a text says
-                that there is one.
+            tools: Functions in addition to the marked methods.
+            tool_timeout_s: Time limit of one call in seconds; None is no limit.
+            pixels: Whether images that tools return are shown, which requires a policy that reads images. Otherwise a text
+                says that there is one.
             render_mode: As in Gymnasium.
 
         Raises:
-            ConfigurationError: a tool that cannot be declared, or two of one name.
+            ConfigurationError: a tool cannot be declared, or two tools have the same name.
         """
         super().__init__(render_mode=render_mode)
         self.pixels = pixels
@@ -315,41 +314,41 @@ class ToolEnv(AsyncEnv[StateT]):
             self.tools[made.name] = made
 
     def use_policy(self, policy: Policy, chat: ChatFormat) -> None:
-        """Refuses a policy that reads text alone where images are to be shown.
+        """Refuses a policy that reads only text if images are to be shown.
 
         Raises:
-            ConfigurationError: it does.
+            ConfigurationError: the policy reads only text.
         """
         if not self.pixels:
             return
         if getattr(chat, "image_reader", self) is None:
             raise ConfigurationError(f"the tools of this environment may return images, and {TEXT_ALONE}")
         if not hasattr(chat, "image_reader") and not isinstance(chat, ConversationFormat):
-            # A format of text alone refuses an image.
+            # A text-only format raises an error for this image.
             chat.extend([], (Message("user", (MessagePart("image"),)),))
 
     def answer(self, text: str) -> Step:
-        """Ends the episode on the final answer; a subclass scores it and returns ``self.result(...)``."""
+        """Ends the episode with the final answer. A subclass scores the answer and returns ``self.result(...)``."""
         raise NotImplementedError(f"{type(self).__name__} has no answer(); write `def answer(self, text)`")
 
     def tool_prompt(self) -> str:
-        """The tools in OpenAI's form and how to call them, for the opening message; nothing where the template says so."""
+        """Declares the tools and explains how to call them, for the opening message; empty in the native form."""
         return "" if self.native else calls_prompt([made.to_openai() for made in self.tools.values()])
 
     def native_tools(self) -> Sequence[Tool]:
-        """All tools of the environment."""
+        """Returns all tools of the environment."""
         return tuple(self.tools.values())
 
     def native_action(self, turn: AssistantTurn) -> str:
-        """The calls of ``turn``, or its text, which is the final answer."""
+        """Returns the calls of ``turn`` as text, or its content, which is the final answer."""
         return called_text("" if turn.calls else turn.content, turn.calls)
 
     async def astep(self, action: str) -> Step:
-        """Runs the calls in ``action``; without one, ``action`` is the final answer.
+        """Runs the calls in ``action``. Without a call, ``action`` is the final answer.
 
         Raises:
             EpisodeOver: the episode has ended or was never reset.
-            Fault: a tool failed by no fault of the policy.
+            Fault: a tool failed for a reason that is not the policy's mistake.
         """
         self.check_running(action)
         calls = read_calls(action, native=self.native)
@@ -360,7 +359,7 @@ class ToolEnv(AsyncEnv[StateT]):
         images = tuple(image for _, shown in rendered for image in shown)
         texts = (result.text if self.native else response_text(result.text) for result in results)
         observation = tuple(Message("tool", text) for text in texts)
-        if images:  # behind all results, as few templates show one in a result
+        if images:  # after all results, because few templates can show an image in a result
             observation = (*observation, Message("user", images))
         valid = all(result.status is not ToolStatus.FORMAT_ERROR for result in results)
         over = self._turn + 1 >= self.max_turns
@@ -389,11 +388,11 @@ class ToolCall:
 
 
 def read_calls(text: str, *, native: bool = False) -> Sequence[ToolCall | ToolResult]:
-    """The tool calls in ``text``, in order; one that cannot be read stands as its ``format_error``, as do too many.
+    """Parses the tool calls in ``text``, in order. One that cannot be parsed, or is too many, becomes a ``format_error``.
 
     Args:
-        text: What the policy wrote, or what ``called_text`` made of its turn.
-        native: Whether it is the latter, where a call that could not be read stands as the complaint about it.
+        text: The text that the policy wrote, or that ``called_text`` made from its native turn.
+        native: Whether ``called_text`` made it. A malformed call is then represented by the complaint about it.
     """
     bodies = re.findall(r"<tool_call>(.*?)(</tool_call>|\Z)", text, re.DOTALL)
     calls = [_read_call(body, bool(closing), native) for body, closing in bodies[:MAX_CALLS]]
@@ -407,7 +406,7 @@ def _read_call(body: str, closed: bool, native: bool) -> ToolCall | ToolResult:
     try:
         call = read_json(body)
     except ValueError as error:
-        # Of the text alone, and not of how the turn ended, so that a replay of the action shows the same.
+        # Depends only on the text and not on how the turn ended, so that a replay of the action gives the same result.
         cut = not closed and breaks_off(body)
         complaint = _CUT_OFF if cut else _complaint(f"the tool call is not JSON: {error}")
         return ToolResult("none", ToolStatus.FORMAT_ERROR, complaint, "JSONDecodeError")
@@ -420,29 +419,31 @@ def _read_call(body: str, closed: bool, native: bool) -> ToolCall | ToolResult:
 
 
 def _call_body(call: Call) -> str:
-    """A call as `read_calls` reads it; a malformed one stands as what is wrong with it, which is no call either."""
+    """Writes a call in the form that `read_calls` parses; a malformed call is written as its complaint."""
     if isinstance(call, MalformedCall):
-        return _unmarked(json.dumps(call.complaint, ensure_ascii=False))
-    return _unmarked(call_text(call))
+        return _without_call_tags(json.dumps(call.complaint, ensure_ascii=False))
+    return _without_call_tags(call_text(call))
 
 
-def _unmarked(text: str) -> str:
-    """``text`` in which no mark of a call can be read; in JSON it says the same."""
+def _without_call_tags(text: str) -> str:
+    """Escapes the tags of calls in ``text``, which is JSON or a part of it, without changing its meaning."""
     return text.replace("tool_call>", "tool_call\\u003e")
 
 
 def calls_prompt(tools: Sequence[Mapping[str, Any]]) -> str:
-    """Tells a policy that writes plain text which ``tools``, in OpenAI's form, it has and how it calls them."""
+    """Explains ``tools``, given in OpenAI's form, and how to call them, to a policy that writes plain text."""
     listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     example = '<tool_call>{"name": <name>, "arguments": <object>}</tool_call>'
     return f"These tools can be called:\n<tools>\n{listed}\n</tools>\nTo call one, write {example}.\n"
 
 
 def called_text(content: str, calls: Sequence[Call]) -> str:
-    """``content`` and ``calls`` as `read_calls` reads them; no mark in ``content`` begins a call."""
-    return _unmarked(content) + "".join(f"<tool_call>{_call_body(call)}</tool_call>" for call in calls)
+    """Writes ``content`` and ``calls`` in the form that `read_calls` parses. Nothing in ``content`` is read as a call."""
+    return _without_call_tags(content) + "".join(
+        f"<tool_call>{_call_body(call)}</tool_call>" for call in calls
+    )
 
 
 def response_text(text: str) -> str:
-    """The result of a tool as a policy sees it that writes plain text."""
+    """Writes the result of a tool as a policy that writes plain text sees it."""
     return f"\n<tool_response>\n{text}\n</tool_response>\n"

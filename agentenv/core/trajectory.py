@@ -37,7 +37,7 @@ class SegmentKind(StrEnum):
 
 
 class Origin(StrEnum):
-    """How a trajectory came to be."""
+    """How a trajectory was made."""
 
     BASE = "base"
     RETRY = "retry"
@@ -59,7 +59,7 @@ class Segment:
     logprobs: tuple[float, ...] = ()
     """Sampler log-probability of each id; only for policy segments."""
     version: int = -1
-    """Version of the weights that sampled the ids; -1 where nothing was sampled."""
+    """Version of the weights that sampled the ids; -1 if they were not sampled."""
     context_mismatch: bool = False
     """True if the tokens were sampled in another context than the one in which they stand now. No importance ratio may then
     use their log-probs."""
@@ -71,7 +71,7 @@ class Segment:
     row: int = 0
     """A row is one token sequence. A new row is opened when a prompt does not begin with the ids so far."""
     images: tuple[PlacedImage, ...] = ()
-    """The images that some of the ids stand for, in the order of their places, which count from the segment's first id."""
+    """The images that some of the ids represent, in order; their positions count from the segment's first id."""
 
     def __post_init__(self) -> None:
         expected = len(self.ids) if self.kind is SegmentKind.POLICY else 0
@@ -82,20 +82,20 @@ class Segment:
             )
 
     def part(self, start: int, end: int) -> "Segment":
-        """The tokens of the segment from ``start`` to before ``end``, with the images that stand there as a whole."""
+        """Returns the tokens of the segment from ``start`` to before ``end``, with the images that lie completely within."""
         held = tuple(
             image.moved(-start) for image in self.images if start <= image.start and image.end <= end
         )
         return replace(self, ids=self.ids[start:end], logprobs=self.logprobs[start:end], images=held)
 
     def joined(self, other: "Segment") -> "Segment":
-        """The tokens of the segment and those of ``other`` after them; log-probs are not looked at."""
+        """Returns the tokens of this segment followed by those of ``other``. Log-probs are not compared."""
         later = tuple(image.moved(len(self.ids)) for image in other.images)
         return replace(self, ids=self.ids + other.ids, images=self.images + later)
 
 
 def placed_in(segments: Sequence[Segment]) -> tuple[PlacedImage, ...]:
-    """The images of the row that ``segments`` make up, with their places in it."""
+    """Returns the images of the row that ``segments`` make up, with their positions in the row."""
     found: list[PlacedImage] = []
     start = 0
     for segment in segments:
@@ -118,11 +118,11 @@ class Turn:
     policy_seconds: float = 0.0
     env_seconds: float = 0.0
     scene: TurnScene | None = None
-    """The screen on which the action was chosen, where the environment has one."""
+    """The screen on which the action was chosen, if the environment has one."""
     reward_parts: Mapping[str, float] = field(default_factory=dict)
-    """What ``reward`` consists of by name, as the environment says in ``info["reward_parts"]``; some may have no name."""
+    """The named parts of ``reward``, from ``info["reward_parts"]``. They need not add up to all of it."""
     cut: bool = False
-    """Whether a budget of tokens ended the action, and not the policy."""
+    """Whether a token budget ended the action, and not the policy."""
 
 
 @dataclass(frozen=True)
@@ -137,22 +137,22 @@ class Trajectory:
     prompt: Observation = ()
     """The messages that opened the episode, as text. Their ids are in the first segment."""
     tools: tuple[Mapping[str, Any], ...] | None = None
-    """The tools that were declared, in OpenAI's form; None where the policy did not speak in its native form, or where they
-    changed with a later context."""
+    """The declared tools in OpenAI's form; None if the policy does not use its native form, or if a later context changed
+    them."""
     valid: bool = True
     """False after an infrastructure failure. Such an episode counts neither in the loss nor in any statistic."""
     error: str = ""
     """The message of the infrastructure failure, if there was one."""
     reports_searches: bool = True
-    """Whether all its searches stand among its tool results; see ``Env.reports_searches``."""
+    """Whether its tool results include all its searches; see ``Env.reports_searches``."""
     group_id: str = ""
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     parent_id: str | None = None
     fork_turn: int | None = None
     origin: Origin = Origin.BASE
     info: dict[str, Any] = field(default_factory=dict)
-    """The info of the last step without what has a field of its own, for example "answer". "strategy" contains the metrics
-    of the rollout strategy: numbers and lists of numbers by name."""
+    """The info of the last step, except the entries that have a field here; for example "answer". "strategy" contains the
+    metrics of the rollout strategy: numbers and lists of numbers by name."""
 
     def _spread(self, values: Sequence[Any], dtype: Any) -> NDArray[Any]:
         counts = [len(segment.ids) for segment in self.segments]
@@ -168,7 +168,7 @@ class Trajectory:
         """bool[T]: true on sampled tokens that are trained.
 
         Raises:
-            ConfigurationError: the engine gave no token ids, so there is nothing to train on.
+            ConfigurationError: the engine returned no token ids, so there is nothing to train on.
         """
         if not all(segment.exact_tokens for segment in self.segments):
             raise ConfigurationError(
@@ -209,8 +209,8 @@ class Trajectory:
 
     @cached_property
     def row_images(self) -> list[tuple[PlacedImage, ...]]:
-        """The images of each row with their places in it, in the order of ``row_slices``."""
-        # A row without tokens has no slice, and images must be in the order of the slices.
+        """The images of each row with their positions in it, in the order of ``row_slices``."""
+        # A row without tokens has no slice, and the images must match the slices.
         held = (segment for segment in self.segments if segment.ids)
         return [placed_in(list(row)) for _, row in groupby(held, key=lambda segment: segment.row)]
 
@@ -232,29 +232,29 @@ class Trajectory:
 
     def cut(self, turn: int) -> "Trajectory":
         """The part of the episode before turn ``turn``."""
-        kept = [s for s in self.segments if _stands_before(s, turn)]
+        kept = [s for s in self.segments if _precedes_turn(s, turn)]
         return self.with_segments(kept, turns=self.turns[:turn], fork_turn=turn)
 
     def splice(self, turn: int, replacement: Sequence[Segment], record: Turn) -> "Trajectory":
         """The same episode with turn ``turn`` replaced by other segments and another record."""
-        before = [s for s in self.segments if _stands_before(s, turn)]
+        before = [s for s in self.segments if _precedes_turn(s, turn)]
         after = [s for s in self.segments if s.turn > turn]
         turns = (*self.turns[:turn], record, *self.turns[turn + 1 :])
         spliced = (*before, *replacement, *after)
         return self.with_segments(spliced, turns=turns, fork_turn=turn, origin=Origin.SPLICE)
 
 
-def _stands_before(segment: Segment, turn: int) -> bool:
-    """Whether ``segment`` belongs to the context of turn ``turn``. The prompt of a row that was opened for the turn does."""
+def _precedes_turn(segment: Segment, turn: int) -> bool:
+    """Whether ``segment`` is in the context of turn ``turn``. The prompt of a row that was opened for this turn is."""
     return segment.turn < turn or (segment.kind is SegmentKind.PROMPT and segment.turn == turn)
 
 
 def to_record(trajectory: Trajectory, *, whole: bool = False) -> dict[str, Any]:
-    """The trajectory in plain values for JSON: everything that credit and loss depend on, and no times.
+    """Returns the trajectory in plain values for JSON: everything that credit and loss depend on, without times.
 
     Args:
         trajectory: The episode.
-        whole: Whether its images are part of the record; else it has their digests; see ``keep_image``.
+        whole: Whether the record contains its images; otherwise it contains their digests (see ``keep_image``).
     """
     images = {image.digest: image.image for segment in trajectory.segments for image in segment.images}
     held = {digest: b64encode(image).decode() for digest, image in images.items()}
@@ -297,24 +297,24 @@ def to_record(trajectory: Trajectory, *, whole: bool = False) -> dict[str, Any]:
 
 
 def checkpoint_record(trajectory: Trajectory) -> dict[str, Any]:
-    """The whole record as a checkpoint holds it, which is read with ``weights_only`` and so takes plain values alone."""
+    """Returns the whole record for a checkpoint, which is read with ``weights_only`` and so may hold only plain values."""
     record: dict[str, Any] = json.loads(json.dumps(to_record(trajectory, whole=True)))
     return record
 
 
 def from_record(record: Mapping[str, Any], task: Task, images: Path | None = None) -> Trajectory:
-    """The trajectory that ``to_record`` wrote, with everything that credit and loss read.
+    """Restores the trajectory from a record of ``to_record``, with everything that credit and loss read.
 
-    It lacks what ``to_record`` leaves out: the opening messages, times, scenes and the data of tool results. Each
-    observation is one message of text.
+    It lacks what ``to_record`` omits: the opening messages, times, scenes and the data of tool results. Each observation is
+    a single text message.
 
     Args:
-        record: As it was written.
+        record: The record.
         task: Its task.
-        images: The folder of images that the record does not hold itself; see ``keep_image``.
+        images: The folder of images that are not in the record itself; see ``keep_image``.
 
     Raises:
-        ConfigurationError: it names an image that is not there, or is another one.
+        ConfigurationError: an image that the record names is missing or has another content.
     """
     held = {digest: b64decode(image) for digest, image in record.get("images", {}).items()}
 
@@ -341,7 +341,7 @@ def from_record(record: Mapping[str, Any], task: Task, images: Path | None = Non
 
 def _segment(record: Mapping[str, Any], image_of: Callable[[str], bytes]) -> Segment:
     kind, ids = SegmentKind(record["kind"]), tuple(record["ids"])
-    unknown = len(ids) if kind is SegmentKind.POLICY else 0  # an endpoint gives no log-probs
+    unknown = len(ids) if kind is SegmentKind.POLICY else 0  # an endpoint returns no log-probs
     return Segment(
         kind,
         ids,

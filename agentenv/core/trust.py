@@ -1,7 +1,7 @@
-"""Configuration files of other authors: the user confirms what in them runs code without a sandbox or contacts a host.
+"""Asks the user to confirm settings of another author's configuration file that run code or contact a host.
 
-What is shipped with the package and what stands on the command line is trusted. A file is not: the user who
-starts a run of it confirms these settings at the terminal, or gives ``--trust-config``.
+Settings that ship with the package or are given on the command line are trusted. A file is not: before a run of it starts,
+the user confirms these settings at the terminal, or gives ``--trust-config``.
 """
 
 import re
@@ -21,14 +21,14 @@ _OUTWARD = re.compile(
 _PART_KEY = re.compile(
     r"(^|\.)(env(\.id)?|estimator|estimators\..+|objective|strategy|sampler|scorers?|executor|backend|outcome)$"
 )
-"""Keys that name a part, which may be ``module:name``."""
-_SHOWN = 100
+"""Keys that name a part, whose value may be ``module:name``."""
+_MOST_SHOWN_CHARS = 100
 
 
 def risks(values: Any, above: str = "") -> Iterator[str]:
-    """The settings among plain values that run code without a sandbox or contact a host, as ``key = value``.
+    """Yields the settings that run code without a sandbox or contact a host, as ``key = value``.
 
-    Control characters are shown as escapes in both, because the user reads them at a terminal.
+    Control characters in both are escaped, because the user reads them at a terminal.
     """
     if isinstance(values, dict):
         for key, value in values.items():
@@ -39,21 +39,21 @@ def risks(values: Any, above: str = "") -> Iterator[str]:
     elif isinstance(values, str) and (
         _OUTWARD.search(values.strip()) or _is_host(above, values) or names_module(above, values)
     ):
-        yield f"{repr(above[:_SHOWN])[1:-1]} = {values[:_SHOWN]!r}"
+        yield f"{repr(above[:_MOST_SHOWN_CHARS])[1:-1]} = {values[:_MOST_SHOWN_CHARS]!r}"
 
 
 def _is_host(key: str, value: str) -> bool:
-    """Whether a setting that holds addresses without a scheme names one."""
+    """Whether the key of a setting expects addresses without a scheme, and its value is one."""
     return (key.endswith("cluster.address") and value not in ("", "local")) or key.endswith("engine.urls")
 
 
 def names_module(key: str, value: str) -> bool:
-    """Whether a setting names a part as ``module:name``, which imports a module that may lie beside the file."""
+    """Whether a setting names a part as ``module:name``. Loading it imports a module that may be beside the file."""
     return _PART_KEY.search(key) is not None and is_class(value)
 
 
 def needs_trust(path: Path) -> bool:
-    """Whether the user who starts a run of a TOML file has to confirm settings in it."""
+    """Whether a TOML file has settings that the user has to confirm before a run starts."""
     try:
         return path.is_file() and any(risks(read_toml(path)))
     except (ConfigurationError, RecursionError):
@@ -61,21 +61,22 @@ def needs_trust(path: Path) -> bool:
 
 
 def confirm_file(path: Path, *, trusted: bool) -> None:
-    """Asks about the settings in a TOML file that run code without a sandbox or contact a host.
+    """Asks the user about the settings in a TOML file that run code without a sandbox or contact a host.
 
     Args:
-        path: The file; one that is absent is not checked, and reading it will fail later.
-        trusted: Whether the user has said that the file is to be trusted.
+        path: The file. A missing file is not checked; reading it will fail later.
+        trusted: Whether the user has already said that the file is trusted.
 
     Raises:
-        ConfigurationError: there are such settings and the user does not confirm them, or cannot be asked; or the file is
-            no TOML.
+        ConfigurationError: there are such settings and the user does not confirm them or cannot be asked, or the file is not
+            TOML.
     """
     if trusted or not path.is_file():
         return
     try:
         found = list(dict.fromkeys(risks(read_toml(path))))
-    except RecursionError as error:  # tables of dotted keys nest without the parser's recursion
+    # dotted keys can nest tables more deeply than the parser's recursion limit
+    except RecursionError as error:
         raise ConfigurationError(f"{path} nests too deeply to be a configuration.") from error
     if not found:
         return

@@ -1,7 +1,7 @@
-"""The theory of agentenv in one file: what a task, a message, a step and a query are.
+"""The basic records of agentenv: tasks, messages, steps, queries, passages and completions.
 
-An environment shows a policy messages and takes text; a policy sees token ids and gives token ids; a retriever takes
-queries and gives passages. Everything else in the package is built from these records, all of them immutable.
+An environment shows messages to a policy and receives text. A policy receives and returns token ids. A retriever receives
+queries and returns passages. Everything else in the package is built from these immutable records.
 """
 
 from collections.abc import Mapping
@@ -25,40 +25,38 @@ class EndReason(StrEnum):
     TOKEN_LIMIT = "token_limit"  # the next turn would not fit the context
     TIME_LIMIT = "time_limit"  # the wall-clock budget is spent
     PATCH_BUDGET = "patch_budget"  # a semi-online episode used all its expert patches
-    PARSE_ERROR = (
-        "parse_error"  # the policy's text could not be acted on and the environment gives no second chance
-    )
-    REFUSED = (
-        "refused"  # the service of the policy's model refuses the conversation, as a content filter does
-    )
-    ENV_FAULT = "env_fault"  # ours: the environment broke; the sample is masked
-    POLICY_FAULT = "policy_fault"  # ours: the engine broke; the sample is masked
+    # the policy's text is no valid action, and the environment gives no second try
+    PARSE_ERROR = "parse_error"
+    # the service of the policy's model refuses the conversation, for example by a content filter
+    REFUSED = "refused"
+    ENV_FAULT = "env_fault"  # infrastructure failure of the environment; the episode is masked
+    POLICY_FAULT = "policy_fault"  # infrastructure failure of the policy's engine; the episode is masked
     ABORTED = "aborted"  # stopped from outside
 
     @property
     def is_fault(self) -> bool:
-        """Whether the end is ours, so that no reward may be read from the episode."""
+        """Whether an infrastructure failure ended the episode, so that its reward means nothing."""
         return self in (EndReason.ENV_FAULT, EndReason.POLICY_FAULT, EndReason.ABORTED)
 
 
 class ToolStatus(StrEnum):
-    """How one tool call went."""
+    """The outcome of one tool call."""
 
     OK = "ok"
     ERROR = "error"  # the tool ran and says that the call was wrong
     TIMEOUT = "timeout"  # the policy's own work took too long
     FORMAT_ERROR = "format_error"  # the call could not be parsed
-    ENV_FAULT = "env_fault"  # ours
+    ENV_FAULT = "env_fault"  # infrastructure failure
 
 
 class StateCapability(IntEnum):
-    """How much of an environment ``snapshot`` captures; each level includes the ones below."""
+    """How much of an environment's state ``snapshot`` captures. Each level includes the lower ones."""
 
     NONE = 0
     REPLAY = 1  # reset with the same seed and repeat the actions; observation hashes are checked
     MEMORY = 2  # the Python state of the environment
-    FILES = 3  # a file tree too
-    PROCESS = 4  # a live process too
+    FILES = 3  # also a file tree
+    PROCESS = 4  # also a live process
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +75,11 @@ class Message:
     role: Role
     content: str | tuple[MessagePart, ...]
     name: str = ""
-    """The name of the tool whose result this is; empty where no tool was called by name."""
+    """The name of the tool whose result this is; empty for other messages."""
     call_id: str = ""
-    """The id of the call that this answers."""
+    """The id of the call that this message answers."""
     calls: tuple[NativeCall, ...] = ()
-    """Tool calls of an earlier turn of the assistant, where a whole context shows it."""
+    """The tool calls of an earlier assistant turn, in an observation that replaces the context."""
 
     @property
     def text(self) -> str:
@@ -95,28 +93,28 @@ Observation = tuple[Message, ...]
 
 
 def is_context(observation: Observation) -> bool:
-    """Whether ``observation`` replaces all that was said before: it begins with a system message, which may be empty."""
+    """Whether ``observation`` replaces the whole context: it begins with a system message, which may be empty."""
     return bool(observation) and observation[0].role == "system"
 
 
 def as_shown(context: Observation) -> Observation:
-    """A whole context without the empty system message that only marks it as one."""
+    """Returns a replaced context without an empty system message, which serves only as a marker."""
     return context[1:] if is_context(context) and not context[0].text else context
 
 
 class Step(NamedTuple):
-    """What ``Env.step`` returns; unpacks as Gymnasium's five."""
+    """The return value of ``Env.step``, which unpacks as Gymnasium's five values."""
 
-    observation: Observation  # new since the last action; a whole context where `is_context`
+    observation: Observation  # the new messages; a whole context if `is_context`
     reward: float  # reward of this turn
     terminated: bool  # the task itself ended
-    truncated: bool  # a budget of ours ended it
+    truncated: bool  # a budget ended it
     info: Info  # always "turn", "tool_results", "valid"; at the end "end_reason"
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """The outcome of one tool call, typed so that nobody has to search its text."""
+    """The outcome of one tool call, in typed fields, so that nobody has to parse its text."""
 
     name: str
     status: ToolStatus
@@ -127,7 +125,7 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One thing to do: a question with its accepted answers, or a prompt."""
+    """One task: a question with its accepted answers, or a prompt."""
 
     id: str
     question: str
@@ -138,7 +136,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class QueryContext:
-    """What a contextual retriever (a simulator, a cassette) may know about the episode that asks."""
+    """What a contextual retriever (a simulator or a recording) may know about the episode that searches."""
 
     episode: str
     question: str = ""
@@ -150,7 +148,7 @@ class QueryContext:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A search; a plain ``str`` stands for ``Query(text)`` wherever queries are taken."""
+    """A search query. Wherever queries are accepted, a plain ``str`` means ``Query(text)``."""
 
     text: str
     context: QueryContext | None = None
@@ -158,7 +156,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One row of a corpus."""
+    """One entry of a corpus."""
 
     id: str
     title: str
@@ -167,7 +165,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A document as one search returned it."""
+    """A document as returned by a search, with its score."""
 
     id: str
     title: str
@@ -177,23 +175,24 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class RetrieverInfo:
-    """What a retriever says about itself; stands in every results file."""
+    """A retriever's description of itself, which every results file contains."""
 
     name: str
     documents: int
     fingerprint: str  # changes whenever results may change
-    contextual: bool = False  # results depend on the context: never cached or shared across contexts
+    # whether results depend on the context; they are then never shared across contexts
+    contextual: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to draw tokens."""
+    """How tokens are sampled."""
 
     max_tokens: int
     temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0  # 1 keeps the whole distribution
     stop: tuple[str, ...] = ()  # the first of these ends the chunk and stays part of it
-    seed: int = 0  # per episode and turn
+    seed: int = 0  # differs for each episode and turn
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1 or self.temperature < 0 or not 0 < self.top_p <= 1:
@@ -226,7 +225,7 @@ class TurnTokens:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What a policy sampled. ``ids`` is the record; ``text`` is a view of it.
+    """What a policy sampled. ``ids`` is the record; ``text`` is derived from it.
 
     ``logprobs[i]`` is the natural log-probability of ``ids[i]`` under the sampling distribution (temperature applied).
     """
@@ -235,10 +234,10 @@ class Completion:
     text: str
     logprobs: tuple[float, ...]
     finish: FinishReason
-    version: int = 0  # of the weights
+    version: int = 0  # version of the weights
     exact_tokens: bool = True
-    """False where the engine gave text alone: ``ids`` are a coding of it and no log-prob is known (NaN)."""
+    """False if the engine returned only text. ``ids`` then encode that text, and the log-probs are NaN."""
     versions: tuple[int, ...] = ()
-    """Version of each id where an update came while they were sampled; empty where ``version`` is that of all."""
+    """Version of each id if the weights were updated while they were sampled; empty if ``version`` applies to all."""
     turn: AssistantTurn | None = None
-    """What the policy said, where a service reads it (an endpoint); None where it is read from the text."""
+    """The parsed turn, if a service (an endpoint) parses it; None if it is parsed from the text."""

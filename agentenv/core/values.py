@@ -1,4 +1,4 @@
-"""A value that was written as one word on a command line."""
+"""Parses values that are written as one word on a command line."""
 
 import contextlib
 import json
@@ -12,12 +12,12 @@ _SWITCHES = {"true": True, "false": False}
 
 
 def read_switch(word: str) -> bool | None:
-    """Whether ``word`` says true or false, in letters of any size; None where it says neither."""
+    """Parses true or false in any case; None for any other word."""
     return _SWITCHES.get(word.lower())
 
 
 def read_value(word: str) -> Any:
-    """The value of ``word``: true or false in letters of any size, TOML, JSON, or otherwise the word itself."""
+    """Parses ``word`` as true or false in any case, TOML or JSON; any other word is returned unchanged."""
     if (switch := read_switch(word)) is not None:
         return switch
     for read in (_toml, _json):
@@ -27,10 +27,10 @@ def read_value(word: str) -> Any:
 
 
 def read_options(pairs: Sequence[str], flag: str = "--option") -> dict[str, Any]:
-    """``KEY=VALUE`` pairs as values by key; ``flag`` is what they were given by.
+    """Parses ``KEY=VALUE`` pairs. ``flag`` is the command-line option that they were given by, for errors.
 
     Raises:
-        ConfigurationError: a pair without ``=``.
+        ConfigurationError: a pair has no ``=``.
     """
     options = {}
     for pair in pairs:

@@ -1,4 +1,4 @@
-"""Many episodes at once: each steps when it is given an action, none is reset behind its user's back."""
+"""Runs many environments concurrently. Each steps when it is given an action; none is reset automatically."""
 
 import asyncio
 from collections.abc import Awaitable, Sequence
@@ -23,13 +23,13 @@ VectorStep = tuple[Observations, NDArray[np.float64], NDArray[np.bool_], NDArray
 class VectorEnv(gymnasium.vector.VectorEnv[Observations, Sequence[str | None], NDArray[Any]]):
     """``num_envs`` environments that step concurrently.
 
-    An action of None leaves that episode alone. Infos are one dict an environment, not a dict of arrays.
+    An environment whose action is None does not step. Infos are one dict for each environment, not a dict of arrays.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.DISABLED}  # type: ignore[misc]
 
     def __init__(self, envs: Sequence[Env[Any]]) -> None:
-        """Takes over ``envs``, at least one; ``close`` closes them."""
+        """Takes ownership of ``envs``, at least one. ``close`` closes them."""
         self.envs = tuple(envs)
         self.num_envs = len(self.envs)
         self.single_observation_space = self.envs[0].observation_space
@@ -56,15 +56,15 @@ class VectorEnv(gymnasium.vector.VectorEnv[Observations, Sequence[str | None], N
         seed: int | Sequence[int | None] | None = None,
         options: dict[str, Any] | Sequence[dict[str, Any] | None] | None = None,
     ) -> tuple[Observations, list[Info]]:
-        """Begins an episode in each environment.
+        """Starts an episode in each environment.
 
         Args:
             seed: An int gives environment i the seed ``seed + i``; a sequence gives each its own.
-            options: One dict for all, or one each. The entry ``reset_mask`` (bool[num_envs], Gymnasium's
-                name) of a single dict leaves the others alone: they get no observation and an empty info.
+            options: One dict for all, or one for each. In a single dict, the entry ``reset_mask`` (bool[num_envs],
+                Gymnasium's name) selects the environments to reset; the others get no observation and an empty info.
 
         Raises:
-            ConfigurationError: a sequence of another length than ``num_envs``.
+            ConfigurationError: a sequence does not have the length ``num_envs``.
         """
         seeds = [seed + i for i in range(self.num_envs)] if isinstance(seed, int) else self._each(seed)
         mask = np.ones(self.num_envs, dtype=np.bool_)
@@ -88,21 +88,20 @@ class VectorEnv(gymnasium.vector.VectorEnv[Observations, Sequence[str | None], N
         return run_sync(self.astep(actions))
 
     async def astep(self, actions: Sequence[str | None]) -> VectorStep:
-        """Acts in every environment whose action is not None.
+        """Steps every environment whose action is not None.
 
-        The others keep their flags and get no observation, no reward and an empty info. A fault ends its own
-        episode as truncated with reward NaN and ``end_reason`` ``env_fault``; the other episodes are not
-        touched by it.
+        The others keep their flags and get no observation, no reward and an empty info. A fault truncates only its own
+        episode, with reward NaN and ``end_reason`` ``env_fault``.
 
         Raises:
-            EpisodeOver: an episode that has ended was given an action; nothing was stepped.
-            ConfigurationError: another number of actions than ``num_envs``.
+            EpisodeOver: an episode that has ended was given an action; no environment was stepped.
+            ConfigurationError: the number of actions is not ``num_envs``.
         """
         actions = self._each(actions)
         slots = [i for i, action in enumerate(actions) if action is not None]
         if over := [i for i in slots if self._terminated[i] or self._truncated[i]]:
             raise EpisodeOver(f"the episodes {over} are over; reset them or give them None")
-        # Before the steps, so that a fault has the number of the turn in which it came.
+        # Incremented before the steps, so that a fault has the number of its own turn.
         self._turns[slots] += 1
         steps = await _all(self._step(i, cast(str, actions[i])) for i in slots)
         observations: list[Observation] = [()] * self.num_envs
@@ -113,7 +112,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Observations, Sequence[str | None], N
         return tuple(observations), rewards, self._terminated.copy(), self._truncated.copy(), infos
 
     def render(self) -> tuple[Any, ...]:
-        """What each environment renders."""
+        """Returns what each environment renders."""
         return tuple(env.render() for env in self.envs)
 
     def close_extras(self, **kwargs: Any) -> None:
@@ -139,7 +138,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Observations, Sequence[str | None], N
 
 
 async def _all(work: Any) -> list[Any]:
-    """Every result in order; where one fails the others finish first, so that nothing runs on unseen."""
+    """Returns every result in order. If one fails, the others finish first, so that nothing keeps running unnoticed."""
     awaitables: list[Awaitable[Any]] = list(work)
     results = await asyncio.gather(*awaitables, return_exceptions=True)
     for result in results:

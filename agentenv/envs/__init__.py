@@ -1,4 +1,4 @@
-"""The environments that come with agentenv: one file a family, one line each here."""
+"""Registers the environments that ship with agentenv."""
 
 from agentenv.core.registry import register
 

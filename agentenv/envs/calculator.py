@@ -1,4 +1,4 @@
-"""``agentenv/Calculator-v0``: sums that are easy with the calculator, the smallest use of tools."""
+"""``agentenv/Calculator-v0``: sums to solve with a calculator tool, the smallest environment with tools."""
 
 import ast
 import operator
@@ -35,7 +35,7 @@ class Calculator(ToolEnv[CalculatorState]):
 
     @classmethod
     def make_tasks(cls, n: int, *, seed: int = 0, split: str = "train") -> Sequence[Task]:
-        """Sums as an episode draws them."""
+        """Makes tasks of the kind that an episode draws."""
         rng, tasks = np.random.default_rng(seed), list[Task]()
         while len(tasks) < n:
             if in_split(sum_ := draw_sum(rng), split):
@@ -45,7 +45,7 @@ class Calculator(ToolEnv[CalculatorState]):
     async def areset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Info]:
-        """Poses ``options["task"]``, whose question is a sum, or one drawn by the seed."""
+        """Poses ``options["task"]``, whose question is a sum, or a sum drawn with the seed."""
         await super().areset(seed=seed, options=options)
         drawn = draw_sum(self.np_random)
         task = (options or {}).get("task") or Task(drawn, drawn, (str(evaluate(drawn)),))
@@ -64,33 +64,32 @@ class Calculator(ToolEnv[CalculatorState]):
         return str(evaluate(expression))
 
     def answer(self, text: str) -> Step:
-        """Scores ``text``."""
+        """Scores ``text`` against the exact number."""
         right = text.strip() in self.state.task.answers
         return self.result((), reward=float(right), end=EndReason.ANSWERED, answer=text.strip())
 
     def expert(self) -> Sequence[str]:
-        """One call of the calculator, then its result."""
+        """Returns one call of the calculator, followed by the answer."""
         task = self.state.task
         call = f'{{"name": "calculate", "arguments": {{"expression": "{task.question}"}}}}'
         return (f"<tool_call>{call}</tool_call>", task.answers[0])
 
     def render(self) -> str:
-        """The sum and how often the calculator was used."""
+        """Shows the sum and the number of calls of the calculator."""
         return f"{self.state.task.question} [{self.state.calls} calls]"
 
 
 def draw_sum(rng: np.random.Generator) -> str:
-    """A sum of three-digit numbers."""
+    """Draws a sum of three-digit numbers."""
     a, b, c = (int(n) for n in rng.integers(100, 1000, size=3))
     return f"{a} * {b} - {c}"
 
 
 def evaluate(expression: str) -> int:
-    """The value of integer arithmetic, read as a syntax tree: nothing of it is ever executed.
+    """Evaluates integer arithmetic from its syntax tree, so that nothing is ever executed.
 
     Raises:
-        ValueError: anything but integers, parentheses and the operators + - * //, or more than 200
-            characters.
+        ValueError: it contains anything but integers, parentheses and the operators + - * //, or more than 200 characters.
         ZeroDivisionError: a division by 0.
     """
     if len(expression) > MAX_CHARACTERS:

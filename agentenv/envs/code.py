@@ -1,8 +1,8 @@
-"""``agentenv/Code-v0``: write a program, try things out in a Python sandbox, hand in; hidden tests give the reward.
+"""``agentenv/Code-v0``: write a program, try code in a Python sandbox, submit; hidden tests give the reward.
 
-One action is one chunk of text; its earliest complete block decides. ``<python>`` runs code: a whole program of its own,
-or with ``stateful`` a cell of an interpreter that keeps its names. ``<submit>`` hands in the program and, after the last
-attempt or when all tests are passed, ends the episode.
+Of each action, the first complete block counts. ``<python>`` runs code: a program of its own, or with ``stateful`` a cell of
+an interpreter that keeps its names. ``<submit>`` submits a program, and ends the episode after the last attempt or when all
+tests pass.
 """
 
 import secrets
@@ -29,7 +29,7 @@ from agentenv.sandbox.types import ExecStatus, ExecutionLimits, Executor, Execut
 
 TAGS = ("python", "submit")
 STOP = tuple(f"</{tag}>" for tag in TAGS)
-"""Stop strings for the engine: nothing after the deciding block is sampled."""
+"""Stop strings for the engine: nothing is sampled after the first block."""
 
 PROMPT = """\
 Solve the programming task below.
@@ -64,11 +64,11 @@ class CodeState:
     """The program with the most passed tests so far."""
     best_grade: ProgramGrade = field(default_factory=lambda: ProgramGrade(()))
     domain: str = field(default_factory=lambda: f"episode {secrets.token_hex(8)}")
-    """The trust domain of all its runs: while they run, no other episode's program is in their jail."""
+    """The trust domain of all its runs: while they run, no program of another episode is in their jail."""
 
 
 class Code(ProgramEnv[CodeState]):
-    """Write, try, hand in; the reward is given once, at the end."""
+    """Write, try and submit programs. The reward is given once, at the end."""
 
     capability: ClassVar[StateCapability] = StateCapability.PROCESS
     call_markers: ClassVar[tuple[str, ...]] = ("<python>",)
@@ -91,27 +91,27 @@ class Code(ProgramEnv[CodeState]):
         prompt: str = PROMPT,
         render_mode: str | None = None,
     ) -> None:
-        """Builds an environment over tasks.
+        """Makes an environment over tasks.
 
         Args:
-            tasks: Tasks with ``data["tests"]``; None generates 200 small ones.
-            executor: An executor, or the name of a backend that all environments of this process share.
+            tasks: Tasks with ``data["tests"]``; None generates 200 simple ones.
+            executor: An executor, or the name of a backend whose executor all environments of this process share.
             stateful: Whether ``<python>`` blocks share one interpreter.
             reward: ``all``, ``fraction``, or a function of the grade.
-            max_turns: Turns before the last one, in which only ``<submit>`` counts.
-            attempts: Programs that may be handed in. After a failed one the policy sees how many tests it passed, and
-                a program that passes no more than an earlier one is rolled back to that.
-            observation_chars: Characters of output that are shown; the middle is left out.
-            variables: Whether a traceback is followed by the variables on the failing line.
-            traces: Whether a failed program is shown the first error of the hidden tests with the variables on the
-                failing line (TraceCoder). These may hold inputs of that test, never an expected value; without it only
-                numbers of tests are shown.
-            limits: Of one run; None takes the executor's.
-            prompt: Opening message; must hold ``{question}``; ``{state}`` is filled too.
+            max_turns: Number of turns before the last one, in which only ``<submit>`` counts.
+            attempts: Number of programs that may be submitted. After a failed one, the policy sees how many tests passed. If
+                a program passes no more tests than an earlier one, the earlier one is kept as the best.
+            observation_chars: Number of output characters that are shown; the middle of longer output is left out.
+            variables: Whether a traceback is followed by the values of the variables on the failing line.
+            traces: Whether the policy sees the first error of the hidden tests, with the variables on the failing line,
+                after a failed submission (TraceCoder). These may contain inputs of that test, but never an expected value.
+                Without this option, only the numbers of tests are shown.
+            limits: Limits of one run; None uses those of the executor.
+            prompt: The opening message. It must contain ``{question}``, and may contain ``{state}``.
             render_mode: ``ansi`` or None.
 
         Raises:
-            ConfigurationError: an unknown reward, a bad prompt, or a bound out of range.
+            ConfigurationError: the reward is unknown, the prompt lacks its placeholder, or a limit is out of range.
         """
         if isinstance(reward, str) and reward not in REWARDS:
             raise ConfigurationError(f"reward={reward!r} must be one of {', '.join(REWARDS)}, or a function")
@@ -129,24 +129,24 @@ class Code(ProgramEnv[CodeState]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Info]:
-        """Poses ``options["task"]``, or a task drawn by the seed.
+        """Poses ``options["task"]``, or a task drawn with the seed.
 
         Raises:
             DatasetError: the task has no tests.
         """
         super().reset(seed=seed, options=options)
         task = self.choose_tested_task(options)
-        # From the start and to the end, so that every snapshot of the episode finds it.
+        # The session is open for the whole episode, so that every snapshot includes it.
         session = self._executor.open(limits=self._limits) if self._stateful else None
         self.state = CodeState(task, session=session)
         return self.opening(task)
 
     def step(self, action: str) -> Step:
-        """Acts on the earliest complete block of ``action``.
+        """Executes the first complete block of ``action``.
 
         Raises:
             EpisodeOver: the episode has ended or was never reset.
-            SandboxFault: the sandbox failed; this is never the policy's doing.
+            SandboxFault: the sandbox failed; the policy cannot cause this.
         """
         self.check_running(action)
         block = earliest_block(action, TAGS)
@@ -179,7 +179,7 @@ class Code(ProgramEnv[CodeState]):
         )
 
     def _submit(self, program: str, last: bool) -> Step:
-        """Grades a program; the episode ends unless it failed and attempts and turns are left."""
+        """Grades a program. The episode ends unless the program failed and attempts and turns are left."""
         state = self.state
         state.attempts += 1
         found = grade(
@@ -228,15 +228,15 @@ class Code(ProgramEnv[CodeState]):
         )
 
     def anchor_key(self) -> str | None:
-        """None: an interpreter's state has no key that is equal for equal futures."""
+        """Returns None: the state of an interpreter has no key that is equal for equal futures."""
         return None
 
     def expert(self) -> Sequence[str] | None:
-        """Tries the canonical solution out, then hands it in."""
+        """Returns a run of the canonical solution, followed by its submission."""
         solution = self.state.task.data.get("solution")
         return None if solution is None else (f"<python>{solution}</python>", f"<submit>{solution}</submit>")
 
     def render(self) -> str:
-        """The task and how far the episode is."""
+        """Shows the task and the progress of the episode."""
         state = self.state
         return f"{state.task.question} [{state.turns} turns, {state.attempts} attempts] best {state.best_grade.passed}"

@@ -1,4 +1,4 @@
-"""What environments share in which the policy writes a program that hidden tests grade."""
+"""The base class of environments in which the policy writes a program that hidden tests grade."""
 
 import atexit
 import functools
@@ -20,14 +20,14 @@ StateT = TypeVar("StateT")
 
 @functools.cache
 def shared_executor(backend: str) -> Executor:
-    """One executor a backend for all environments of this process."""
+    """Returns the executor of a backend that all environments of this process share."""
     made = make_executor(backend)
     atexit.register(made.close)
     return made
 
 
 class ProgramEnv(Env[StateT]):
-    """Holds tasks with hidden tests and the executor that runs programs."""
+    """Has tasks with hidden tests, and the executor that runs programs."""
 
     refuses_half_escapes: ClassVar[bool] = True  # a program may hold any escape
 
@@ -39,10 +39,10 @@ class ProgramEnv(Env[StateT]):
         prompt: str,
         render_mode: str | None,
     ) -> None:
-        """Takes what every such environment is built from, as in ``Code``.
+        """Sets the common arguments; see ``Code``.
 
         Raises:
-            ConfigurationError: the prompt does not hold ``{question}``.
+            ConfigurationError: the prompt does not contain ``{question}``.
         """
         super().__init__(render_mode=render_mode)
         require_placeholder(prompt, "question")
@@ -54,15 +54,15 @@ class ProgramEnv(Env[StateT]):
     def make_tasks(
         cls, n: int, *, seed: int = 0, split: str = "train", steps: int = 2, tests: int = 8
     ) -> Sequence[Task]:
-        """Small templated tasks; see `generate_code_tasks`."""
+        """Generates simple tasks from templates; see `generate_code_tasks`."""
         return generate_code_tasks(n, seed=seed, steps=steps, tests=tests, split=split)
 
     def held_tasks(self) -> Sequence[Task]:
-        """The tasks that it was given, or those of its default."""
+        """Returns the tasks given to the constructor, or the default ones."""
         return self._tasks
 
     def choose_tested_task(self, options: dict[str, Any] | None) -> Task:
-        """The task of an episode, see `choose_task`.
+        """Returns the task of an episode; see `choose_task`.
 
         Raises:
             DatasetError: the task has no tests.
@@ -74,12 +74,12 @@ class ProgramEnv(Env[StateT]):
         return task
 
     def opening(self, task: Task) -> tuple[Observation, Info]:
-        """What ``reset`` returns for ``task``."""
+        """Returns the observation and info of ``reset`` for ``task``."""
         return (Message("user", self._prompt.replace("{question}", task.question)),), {"task_id": task.id}
 
 
 def describe_run(result: ExecResult) -> str:
-    """What the policy sees of a run: output, last value, errors, and how it ended if not well."""
+    """Returns what the policy sees of a run: output, last value, errors, and how it ended unless it succeeded."""
     parts = [result.stdout, result.value or "", result.stderr]
     notes = {
         ExecStatus.TIMEOUT: "[stopped: it took too long]",
@@ -94,12 +94,12 @@ def describe_run(result: ExecResult) -> str:
 
 
 def counted(found: ProgramGrade) -> str:
-    """How many tests were passed and how the others went, all that is said of hidden tests unless asked for more."""
+    """Counts passed tests and the outcomes of the others. By default, nothing else is revealed about hidden tests."""
     ways = Counter(outcome.value for outcome in found.outcomes if outcome is not CaseOutcome.PASSED)
     rest = ", ".join(f"{count} {way}" for way, count in sorted(ways.items()))
     return f"{found.passed} of {len(found.outcomes)} hidden tests passed ({rest})."
 
 
 def framed(body: str) -> str:
-    """``body`` as an observation in its tags."""
+    """Puts ``body`` between the tags of an observation."""
     return f"\n<output>\n{body}\n</output>\n"

@@ -1,8 +1,8 @@
-"""``agentenv/ReExSQL-v0``: the form of ReEx-SQL (arXiv:2505.12768), in which queries are tried out while the policy reasons.
+"""``agentenv/ReExSQL-v0``: the format of ReEx-SQL (arXiv:2505.12768), in which queries are run during the reasoning.
 
-A thought stands before the first block. ``<intermediate_sql>`` runs a query and shows the names of the columns and at most
-three rows, or what was wrong; ``<final_sql>`` hands in. The reward has parts for the form, the tokens, the result, the
-tables and columns, and for having looked.
+A thought comes before the first block. ``<intermediate_sql>`` runs a query and shows the column names and at most three
+rows, or the error. ``<final_sql>`` submits a query. The reward has parts for the format, the tokens, the result, the tables
+and columns, and for intermediate queries.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ Question: {question}
 
 
 class ReExSQL(Sql):
-    """Reason, look, reason again, hand in; tags and reward of ReEx-SQL."""
+    """Reason, run queries, and submit one, with the tags and the reward of ReEx-SQL."""
 
     tags: ClassVar[tuple[str, str]] = ("intermediate_sql", "final_sql")
     call_markers: ClassVar[tuple[str, ...]] = ("<intermediate_sql>",)
@@ -38,12 +38,12 @@ class ReExSQL(Sql):
         prompt: str = PROMPT,
         **options: Any,
     ) -> None:
-        """Builds an environment over tasks; ``options`` are the other arguments of `Sql`.
+        """Makes an environment over tasks. ``options`` are the other arguments of `Sql`.
 
         Args:
             reward: As in `Sql`.
-            max_turns: Turns before the last one, in which only the final query counts; 10 in the paper.
-            rows: Rows of a result that are shown; 3 in the paper.
+            max_turns: Number of turns before the last one, in which only the final query counts; 10 in the paper.
+            rows: Number of result rows that are shown; 3 in the paper.
             prompt: As in `Sql`.
             options: As in `Sql`.
         """
@@ -51,11 +51,11 @@ class ReExSQL(Sql):
 
     @classmethod
     def default_prompt(cls, options: Mapping[str, Any], *, native: bool = False) -> str | None:
-        """None: the message is its own under every reward."""
+        """Returns None, because the environment has the same message for every reward."""
         return None
 
     def expert(self) -> Sequence[str]:
-        """Counts the rows of the answer, looks at them, and hands the gold query in."""
+        """Counts the rows of the result, shows them, and submits the gold query."""
         gold, (probe, final) = self.state.task.data["gold"], self.tags
         count = f"SELECT count(*) FROM ({gold.rstrip().rstrip(';')})"
         thought = f"<think>{self.state.task.question}</think>"

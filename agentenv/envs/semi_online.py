@@ -1,12 +1,12 @@
 """``agentenv/SemiOnlineGUI-v0``: an online episode over an expert's recording (UI-S1, Lu et al. 2025, algorithm 1).
 
-The policy acts on recorded screens and keeps its own history. Where its action is the expert's, the recording shows what
-came of it. Where it is not, nothing is known of what would have come: the patch module puts the expert's action into the
-history in its place, as often as the budget allows, and the episode goes on from the expert's next screen; then it ends.
+The policy acts on recorded screens and keeps its own history. If its action matches the expert's, the recording contains the
+result. If not, the result is unknown: the patch module replaces the action in the history by the expert's, as often as the
+budget allows, and the episode continues with the expert's next screen; then it ends.
 
-Every observation is a whole context (system message, own history, newest screens), and opens a row of its own in the record
-unless it extends the row before. What a patch puts in stands only in contexts of later turns, and never among the tokens
-that are trained; the failing turn itself is trained as it was sampled, with its low reward and ``valid`` false.
+Every observation is a whole context (system message, own history, newest screens), and starts a new row of the record unless
+it extends the previous one. Text of a patch occurs only in contexts of later turns, and is never trained. The failing turn
+itself is trained as it was sampled, with its low reward and ``valid`` false.
 """
 
 import inspect
@@ -32,14 +32,14 @@ from agentenv.errors import ConfigurationError, DatasetError
 
 Patch = Literal["thought_free", "off_policy", "on_policy"]
 UNLIMITED = -1
-"""A patch budget without end."""
+"""A patch budget without a limit."""
 
 
 class PastTurn(NamedTuple):
     """One turn of the history."""
 
     text: str
-    """What stands in later contexts: the policy's own words or, patched, the expert's."""
+    """The text in later contexts: the policy's own or, if patched, the expert's."""
     patched: bool
 
 
@@ -55,7 +55,7 @@ class SemiOnlineState:
 
     @property
     def step(self) -> RecordedStep:
-        """Where the episode stands."""
+        """The present step of the recording."""
         return self.recording.steps[len(self.history)]
 
     @property
@@ -66,7 +66,7 @@ class SemiOnlineState:
 
 
 class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
-    """Imitate on recorded screens; each turn earns format, type and exactness, and ``valid`` says whether it matched."""
+    """Imitate on recorded screens; each turn is rewarded for format, type and exactness; ``valid`` is True for a match."""
 
     stop: ClassVar[tuple[str, ...]] = STOP
     reads_thoughts: ClassVar[bool] = True
@@ -92,29 +92,31 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
         prompt: str = PROMPT,
         render_mode: str | None = None,
     ) -> None:
-        """Builds an environment over recordings.
+        """Makes an environment over recordings.
 
         Args:
-            tasks: Tasks with ``data["recording"]``; None records DomSim's expert on a few tasks.
-            matcher: Preset of ``MATCHERS``.
-            patch: What a patch says: ``thought_free`` the action alone; ``off_policy`` with the recorded thought or, where
-                ``thoughts`` is given, one that it writes from goal, screen and action; ``on_policy`` with one that
-                the acting policy writes from its context and the action as a hint (`policy_thoughts`).
-            patch_budget: Patches an episode; 0 ends it at the first mismatch, -1 (``UNLIMITED``) never.
-            thoughts: Writes thoughts; see ``patch``. Without it an episode loop's policy writes those of ``on_policy``.
-            weights: Of the reward; see `step_reward`.
-            kinds: The actions that are offered.
-            by_id: Whether the prompt's example and patches point by element id, where the policy is shown a tree.
-            pixels: Whether the policy sees images alone, resized (extra ``gui``).
-            places: Whether the UI tree says where each element is.
-            window: Newest screens that stay in the context; the words of the history all do.
-            reveal_gold: Whether ``info`` has the expert's action.
-            prompt: System message; must hold ``{goal}``; ``{actions}`` and ``{example}`` are filled too.
+            tasks: Tasks with ``data["recording"]``; None records DomSim's expert on several tasks.
+            matcher: A preset of ``MATCHERS``.
+            patch: The text of a patch: ``thought_free`` is the action only; ``off_policy`` adds the recorded thought or,
+                with ``thoughts``, one written from goal, screen and action; ``on_policy`` adds a thought that the policy
+                itself writes from its context, with the action as a hint (`policy_thoughts`).
+            patch_budget: Number of patches per episode; 0 ends it at the first mismatch, -1 (``UNLIMITED``) never.
+            thoughts: Writes thoughts; see ``patch``. Without it, the policy of the episode loop writes those of
+                ``on_policy``.
+            weights: The weights of the reward; see `step_reward`.
+            kinds: The kinds of actions that the policy may use.
+            by_id: Whether the prompt's example and the patches refer to element ids, if the policy sees a tree.
+            pixels: Whether the policy sees only images, resized (extra ``gui``).
+            places: Whether the UI tree contains the position of each element.
+            window: Number of newest screens that stay in the context; the texts of the history all stay.
+            reveal_gold: Whether ``info`` contains the expert's action.
+            prompt: The system message. It must contain ``{goal}``, and may contain ``{actions}`` and ``{example}``.
             render_mode: ``ansi`` or None.
 
         Raises:
-            ConfigurationError: a number out of range, no ``{goal}``, or ``thoughts`` or ``on_policy`` with ``pixels``.
-            UnknownName: no such matcher.
+            ConfigurationError: a number is out of range, ``{goal}`` is missing, or ``thoughts`` or ``on_policy`` is combined
+                with ``pixels``.
+            UnknownName: there is no such matcher.
         """
         super().__init__(render_mode=render_mode)
         require_placeholder(prompt, "goal")
@@ -141,16 +143,16 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
         screenshots: str = "",
         pixels: bool = False,
     ) -> Sequence[Task]:
-        """Recordings as tasks: of a file, or made on the spot by DomSim's expert.
+        """Makes tasks of the recordings in a file, or of recordings of DomSim's expert.
 
         Args:
-            n: How many, at most.
-            seed: Which, of DomSim.
-            split: Splits share no recording of a file and no world of DomSim.
+            n: The largest number of tasks.
+            seed: Selects the tasks of DomSim.
+            split: The split. Different splits share no recording of a file and no world of DomSim.
             recordings: The file; empty records DomSim.
-            templates: Kinds of DomSim's tasks; none named takes all.
-            screenshots: Folder of the file's screenshots; empty loads none.
-            pixels: Whether DomSim is recorded with its pictures.
+            templates: Templates of DomSim's tasks; empty uses all.
+            screenshots: The folder of the file's screenshots; empty loads none.
+            pixels: Whether DomSim is recorded with pictures.
         """
         if not recordings:
             return domsim_recordings(n, seed=seed, split=split, templates=tuple(templates), pixels=pixels)
@@ -160,11 +162,11 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
         return [item.task(split) for item in held[:n]]
 
     def use_policy(self, policy: Policy, chat: ChatFormat) -> None:
-        """Keeps the policy that acts, for the thoughts of ``on_policy`` patches."""
+        """Keeps the acting policy, for the thoughts of ``on_policy`` patches."""
         self._policy = (policy, chat)
 
     def held_tasks(self) -> Sequence[Task]:
-        """The recordings that it was given, or some of DomSim's expert, made at the first call."""
+        """Returns the recordings given to the constructor, or some of DomSim's expert, made at the first call."""
         if self._tasks is None:
             pixels = self._format.pixels
             self._tasks = tuple(domsim_recordings(8, seed=0, split="train", templates=(), pixels=pixels))
@@ -173,13 +175,13 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
     async def areset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Info]:
-        """Opens ``options["task"]``, or a recording drawn by the seed.
+        """Opens ``options["task"]``, or a recording drawn with the seed.
 
-        ``options["patch_budget"]`` and ``options["patch_variant"]``, what a patch says, count for this episode.
+        ``options["patch_budget"]`` and ``options["patch_variant"]`` (the text of a patch) apply to this episode.
 
         Raises:
-            ConfigurationError: ``on_policy`` with ``pixels``, or a budget out of range.
-            DatasetError: the task has no recording, or one without screenshots where the policy sees pixels.
+            ConfigurationError: ``on_policy`` is combined with ``pixels``, or a budget is out of range.
+            DatasetError: the task has no recording, or one without screenshots although the policy sees pixels.
         """
         await super().areset(seed=seed, options=options)
         chosen = options or {}
@@ -201,23 +203,23 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
         return self._context(), {"task_id": task.id, "goal": task.question}
 
     def screen(self) -> Screen:
-        """The recorded screen at which the episode stands, in pixels as they are shown."""
+        """Returns the present recorded screen, in pixels as shown."""
         step = self.state.step
         return step.screen.at_size(*step.display_size)
 
     def scene(self) -> ScreenScene:
-        """The recorded screen with what the expert did there."""
+        """Returns the recorded screen with the expert's action."""
         step, screen = self.state.step, self.screen()
         x, y = screen.width / step.gold.size[0], screen.height / step.gold.size[1]
         boxes = tuple(box.scaled(x, y) for box in step.gold.boxes)
         return ScreenScene(screen, expert_action(step), boxes)
 
     async def astep(self, action: str) -> Step:
-        """Compares ``action`` with the expert's and goes on, with or without a patch, or ends.
+        """Compares ``action`` with the expert's; continues with or without a patch, or ends the episode.
 
         Raises:
             EpisodeOver: the episode has ended or was never reset.
-            Fault: the writer of thoughts failed; this is never the policy's doing.
+            Fault: the writer of thoughts failed; the policy cannot cause this.
         """
         self.check_running(action)
         state, step = self.state, self.state.step
@@ -280,7 +282,7 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
         return details | ({"gold_action": step.gold.action} if self._reveal_gold else {})
 
     async def _write_patch(self, step: RecordedStep) -> str:
-        """F(a*, thought): the expert's turn as it will stand in the history."""
+        """Returns F(a*, thought): the expert's turn as it will appear in the history."""
         action, patch = expert_action(step, by_id=self._by_id), self.state.patch
         if patch == "thought_free":
             return action_text(action)
@@ -305,7 +307,7 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
         return action_text(action, (await written if inspect.isawaitable(written) else written).strip())
 
     def _context(self) -> Observation:
-        """System message, own history, newest screens: all that the policy sees."""
+        """Returns the whole context: system message, own history and newest screens."""
         state = self.state
         pointing = "id" if self._by_id else "coordinate"
         system = opening(state.recording.goal, self._kinds, pointing, self._prompt)
@@ -317,14 +319,14 @@ class SemiOnlineGUI(AsyncEnv[SemiOnlineState]):
         return self._format.context(system, past, screens[-1], self._window)
 
     def expert(self) -> Sequence[str]:
-        """The recorded actions, with their thoughts."""
+        """Returns the recorded actions with their thoughts."""
         return [
             action_text(expert_action(step, by_id=self._by_id), step.thought or "The next step.")
             for step in self.state.recording.steps
         ]
 
     def render(self) -> str:
-        """The goal and how far the episode is."""
+        """Shows the goal and the progress of the episode."""
         state = self.state
         return f"{state.recording.goal} [{len(state.history)} of {len(state.recording.steps)}, {state.patches} patched]"
 
@@ -346,7 +348,7 @@ def _refuse_pixels(patch: Patch, thoughts: ThoughtWriter | None, *, pixels: bool
 def domsim_recordings(
     n: int, *, seed: int, split: str, templates: tuple[str, ...], pixels: bool = False
 ) -> list[Task]:
-    """``n`` tasks over recordings of DomSim's expert, the same for the same arguments."""
+    """Makes ``n`` tasks of recordings of DomSim's expert; equal arguments give equal tasks."""
     from agentenv.envs.domsim.env import DomSim
     from agentenv.envs.gui.recorder import record
 

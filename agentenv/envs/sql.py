@@ -1,8 +1,8 @@
 """``agentenv/SQL-v0``: answer a question with one query, after trying others on the database (ReEx-SQL family).
 
-One action is one chunk of text; its earliest complete block decides. ``<sql>`` runs a query and shows its first rows,
-or what was wrong with it; ``<submit>`` hands in the query that answers and ends the episode. What that earns is a row of
-`agentenv.envs.sql_rewards`. Databases are read-only, so a snapshot or a fork is a copy of a few strings.
+Of each action, the first complete block counts. ``<sql>`` runs a query and shows its first rows or its error. ``<submit>``
+submits the final query and ends the episode. `agentenv.envs.sql_rewards` lists the rewards. Databases are read-only, so a
+snapshot or a fork copies only a few strings.
 """
 
 import functools
@@ -51,31 +51,31 @@ class SqlState:
     seen: set[str] = field(default_factory=set)
     """Every observation so far."""
     probed: set[tuple[str, ...]] = field(default_factory=set)
-    """The tokens of every query that was tried out, ran and read a table."""
+    """The tokens of every intermediate query that ran and read a table."""
     well_formed: bool = True
-    """Whether every action so far had the right form."""
+    """Whether every action so far had the right format."""
     length: int = 0
-    """Tokens of the actions so far."""
+    """Number of tokens of the actions so far."""
     limit_s: float = 0.0
-    """Processor seconds of a query that is tried out; 0 until the first one."""
+    """Processor time limit of an intermediate query; 0 until the first one."""
 
 
 @functools.cache
 def default_tasks() -> tuple[Task, ...]:
-    """The tasks of an environment that is given none, made once a process."""
+    """Returns the default tasks, which are made once per process."""
     return generate_sql_tasks(200)
 
 
 class Sql(Env[SqlState]):
-    """Look, query, hand in; by default 1 where the query gives what the gold query gives, on every database of the task."""
+    """Try queries, then submit one; by default the reward is 1 if it equals the gold query on every database of the task."""
 
     tags: ClassVar[tuple[str, str]] = ("sql", "submit")
-    """Of a query that is tried out, and of the one that is handed in."""
+    """The tags of an intermediate query and of the submitted one."""
     call_markers: ClassVar[tuple[str, ...]] = ("<sql>",)
     reads_thoughts: ClassVar[bool] = True
     stop: ClassVar[tuple[str, ...]] = ("</sql>", "</submit>")
     scorers: ClassVar[tuple[str, ...]] = ("solved", "reward")
-    """Right queries are the headline: most rewards also pay form, parts or length, and a run is not judged by those."""
+    """Right queries are the main score: most rewards also depend on form, parts or length."""
     reward_options: ClassVar[frozenset[str]] = frozenset({"reward"})
 
     def __init__(
@@ -92,28 +92,28 @@ class Sql(Env[SqlState]):
         count_tokens: Callable[[str], int] | None = None,
         render_mode: str | None = None,
     ) -> None:
-        """Builds an environment over tasks.
+        """Makes an environment over tasks.
 
         Args:
-            tasks: Tasks with ``data["gold"]``, a query, and ``data["databases"]``, SQLite files of one schema: the first is
-                what the policy sees, all count for the reward. ``data["notes"]`` is shown below the schema. None generates
-                200.
-            reader: Where queries run; None is one that all environments of this process share.
-            reward: A name of `agentenv.envs.sql_rewards.REWARDS`, or parts of ``PARTS`` there with their weights.
-            max_turns: Turns before the last one, in which only the final query counts.
-            rows: Rows of a result that are shown.
-            observation_chars: Characters of a result that are shown; the middle is left out.
-            query_s: Processor seconds that a query of the policy may take on one database. None is 1.2 t + 10 where the gold
-                query takes t there, as in Think2SQL. The gold query itself has 120; beyond that the episode fails as an
+            tasks: Tasks with ``data["gold"]``, a query, and ``data["databases"]``, SQLite files with one schema. The policy
+                sees the first one; all count for the reward. ``data["notes"]`` is shown below the schema. None generates 200
+                tasks.
+            reader: Runs the queries; None uses one that all environments of this process share.
+            reward: A name of `agentenv.envs.sql_rewards.REWARDS`, or a mapping of its ``PARTS`` to weights.
+            max_turns: Number of turns before the last one, in which only the final query counts.
+            rows: Number of result rows that are shown.
+            observation_chars: Number of characters of a result that are shown; the middle of a longer one is left out.
+            query_s: Processor time limit of a query of the policy on one database. None is 1.2 t + 10 if the gold query
+                takes t there, as in Think2SQL. The gold query itself has 120 seconds; beyond that the episode is an
                 infrastructure failure.
-            prompt: Opening message; must hold ``{question}``; ``{schema}`` is filled too, with the notes of the task. To
-                the default, a reward that looks at the form of actions adds a sentence on it.
-            count_tokens: Length of a text in tokens, for a reward that looks at it; None counts words.
+            prompt: The opening message. It must contain ``{question}``, and may contain ``{schema}``, which includes the
+                task's notes. The default gets a further sentence if the reward depends on the form of actions.
+            count_tokens: Returns the length of a text in tokens, for a reward that depends on it; None counts words.
             render_mode: ``ansi`` or None.
 
         Raises:
-            UnknownName: no such reward, or no such part of one.
-            ConfigurationError: no ``{question}`` in the prompt, or a bound or weight out of range.
+            UnknownName: there is no such reward, or no such part.
+            ConfigurationError: the prompt lacks ``{question}``, or a limit or weight is out of range.
         """
         super().__init__(render_mode=render_mode)
         require_placeholder(prompt, "question")
@@ -132,7 +132,7 @@ class Sql(Env[SqlState]):
 
     @classmethod
     def default_prompt(cls, options: Mapping[str, Any], *, native: bool = False) -> str | None:
-        """The message with the sentence on the form of actions, where the reward looks at it."""
+        """Returns the message with the sentence about the form of actions, if the reward depends on it."""
         return PROMPT + FORM if get_reward(options.get("reward", "execution")).needs_form else None
 
     @classmethod
@@ -145,17 +145,17 @@ class Sql(Env[SqlState]):
         levels: Sequence[int] = LEVELS,
         databases: int = 6,
     ) -> Sequence[Task]:
-        """Questions over invented databases; see `generate_sql_tasks`."""
+        """Generates questions about invented databases; see `generate_sql_tasks`."""
         return generate_sql_tasks(n, seed=seed, split=split, levels=levels, databases=databases)  # type: ignore[arg-type]
 
     def held_tasks(self) -> Sequence[Task]:
-        """The tasks that it was given, or those of its default."""
+        """Returns the tasks given to the constructor, or the default ones."""
         return self._tasks
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Info]:
-        """Poses ``options["task"]``, or a task drawn by the seed.
+        """Poses ``options["task"]``, or a task drawn with the seed.
 
         Raises:
             DatasetError: the task has no database or no gold query.
@@ -179,11 +179,11 @@ class Sql(Env[SqlState]):
         return (Message("user", text.replace("{question}", task.question)),), {"task_id": task.id}
 
     def step(self, action: str) -> Step:
-        """Acts on the earliest complete block of ``action``.
+        """Executes the first complete block of ``action``.
 
         Raises:
             EpisodeOver: the episode has ended or was never reset.
-            SandboxFault: no worker could be had, or a database cannot be read; this is never the policy's doing.
+            SandboxFault: no worker is available, or a database cannot be read; the policy cannot cause this.
         """
         self.check_running(action)
         probe, final = self.tags
@@ -195,7 +195,7 @@ class Sql(Env[SqlState]):
         if block and block.tag == final:
             return self._submit(block.content, tag_share(action, final))
         if last:
-            reward = self._reward(self._ending())
+            reward = self._reward(self._ending_without_answer())
             return self.result((), reward=reward, end=EndReason.TURN_LIMIT, truncated=True, valid=False)
         if block is None:
             wrong = ToolResult("none", ToolStatus.FORMAT_ERROR, error_class="no complete action")
@@ -213,7 +213,7 @@ class Sql(Env[SqlState]):
         return self.result((Message("tool", f"\n<result>\n{text}\n</result>\n"),), tool_results=(result,))
 
     def _probe_limit(self) -> float:
-        """Processor seconds of a query that is tried out: what a final query has on the database that is shown."""
+        """Returns the processor time limit of an intermediate query: that of a final query on the first database."""
         state, data = self.state, self.state.task.data
         if not state.limit_s:
             gold_s = (
@@ -222,8 +222,8 @@ class Sql(Env[SqlState]):
             state.limit_s = self._query_s or time_limit(gold_s)
         return state.limit_s
 
-    def _ending(self) -> SqlEnding:
-        """How the episode stands for the reward, where nothing has been handed in."""
+    def _ending_without_answer(self) -> SqlEnding:
+        """Returns the ending of an episode in which nothing has been submitted."""
         state, data = self.state, self.state.task.data
         return SqlEnding(
             data["gold"], well_formed=state.well_formed, length=state.length, probes=len(state.probed)
@@ -237,7 +237,7 @@ class Sql(Env[SqlState]):
             status, kind = ToolStatus.ERROR, "WrongResult"
         result = ToolResult("submit", status, grade.first_result.message, kind)
         ending = replace(
-            self._ending(),
+            self._ending_without_answer(),
             query=query,
             results=grade.results,
             matches=grade.matches,
@@ -258,30 +258,30 @@ class Sql(Env[SqlState]):
         )
 
     def cut_reward(self) -> float:
-        """What an episode earns that hands nothing in: below 0 under a reward that punishes this."""
-        return float(self._reward(self._ending()))
+        """Returns the reward of an episode without a submission; below 0 if the reward penalises this."""
+        return float(self._reward(self._ending_without_answer()))
 
     def anchor_key(self) -> str:
-        """The task and the set of results seen: the way to them does not matter."""
+        """Returns a key of the task and the set of results seen; their order does not matter."""
         parts = "\0".join([self.state.task.id, *sorted(self.state.seen)])
         return hashlib.sha256(parts.encode("utf-8", "backslashreplace")).hexdigest()[:16]
 
     def expert(self) -> Sequence[str]:
-        """Tries the gold query out, then hands it in."""
+        """Returns a try of the gold query, followed by its submission."""
         gold, (probe, final) = self.state.task.data["gold"], self.tags
         actions = (f"<{probe}>{gold}</{probe}>", f"<{final}>{gold}</{final}>")[-1 - self._max_turns :]
         thought = f"<think>{self.state.task.question}</think>" if self._reward.needs_form else ""
         return (thought + actions[0], *actions[1:])
 
     def render(self) -> str:
-        """The question and how far the episode is."""
+        """Shows the question and the progress of the episode."""
         return f"{self.state.task.question} [{self.state.turns} turns, {len(self.state.seen)} results]"
 
 
 def vote_of(grade: SqlGrade) -> str | None:
-    """What a query gives on the database that is shown, for a majority of several; None of one that does not run.
+    """Returns a query's result on the first database, for a majority vote; None for a query that does not run.
 
-    Nothing of the gold query or of the other databases is in it, so it may decide what is handed in.
+    It depends neither on the gold query nor on other databases, so it may decide which query is submitted.
     """
     if not grade.first_result.ok:
         return None
@@ -290,7 +290,7 @@ def vote_of(grade: SqlGrade) -> str | None:
 
 
 def result_table(result: SqlResult) -> str:
-    """What the policy sees of a result: names of the columns and rows, or what was wrong."""
+    """Returns what the policy sees of a result: column names and rows, or the error."""
     if not result.ok:
         return f"{result.error_class}: {result.message}"
     lines = [" | ".join(result.columns), *(" | ".join(map(_cell, row)) for row in result.rows)]

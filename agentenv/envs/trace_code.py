@@ -1,14 +1,14 @@
 """``agentenv/TraceCode-v0``: repair a program by its trace, in the rounds of TraceCoder (arXiv:2602.06875).
 
-A program is handed in and run on public tests. While it fails, it is told the first test that fails and the first traceback,
-and each round has three turns: ``<instrument>`` adds prints, whose output on every failing public test is shown; ``<plan>``
-names cause and change, and within ``<prints>`` what should be printed in the next round, which is shown that; ``<submit>``
-repairs. A repair that passes strictly more public tests becomes the base of the next round, any other is rolled back and
-remembered with its errors (``accept`` has other rules). An action without the plan or the program that is asked for ends the
-episode; without an instrumented program the plan is made from no output. The reward is given by hidden tests, of which
-nothing is ever shown, unless the task has a single test: that one is public as well. It is paid at the end, or with
-``reward = "progress"`` as each accepted program adds to the share of them that pass, from which the estimator ``turn_roles``
-makes the rewards of the three roles.
+A program is submitted and run on public tests. While it fails, the policy sees the first failing test and the first
+traceback, and plays rounds of three turns. ``<instrument>`` adds print statements, whose output on every failing public test
+is shown. ``<plan>`` names cause and change and, within ``<prints>``, what the next round should print, which that round is
+shown. ``<submit>`` submits a repaired program. A repair that passes strictly more public tests becomes the base of the next
+round; any other is rolled back and remembered with its errors (``accept`` has other rules). An action without the required
+plan or program ends the episode; without an instrumented program the plan is made without output. Hidden tests, of which
+nothing is ever shown, give the reward; only if the task has a single test is that public as well. The reward is given at the
+end or, with ``reward = "progress"``, whenever an accepted program increases the share of hidden tests that pass; the
+estimator ``turn_roles`` divides it among the three roles.
 """
 
 import itertools
@@ -29,18 +29,18 @@ from agentenv.sandbox.types import ExecResult, ExecStatus, ExecutionLimits, Exec
 SUBMIT, INSTRUMENT, PLAN = "submit", "instrument", "plan"
 TAGS = (SUBMIT, INSTRUMENT, PLAN)
 PRINTS = "<prints>"
-_WISHES = re.compile(r"<prints>.*?(?:</prints>|\Z)", re.DOTALL)
-"""Opens what a plan wants to be printed in the next round."""
+_WANTED_PRINTS = re.compile(r"<prints>.*?(?:</prints>|\Z)", re.DOTALL)
+"""Matches what a plan wants the next round to print."""
 REMEMBERED = 2
-"""Failed plans that are shown."""
+"""Number of failed plans that are shown."""
 TEST_CHARS = 100
-"""Characters that the trace of a test has at least; of more failing tests than have room for this, the first are shown."""
+"""Smallest number of characters for the trace of a test. If there are too many failing tests, the first are shown."""
 ACCEPTED: Mapping[str, Callable[[int, int], bool]] = {
     "more": lambda passed, base: passed > base,
     "as_many": lambda passed, base: passed >= base,
     "all": lambda passed, base: True,
 }
-"""Whether a repair becomes the base, by the public tests that it and the base pass."""
+"""Whether a repair becomes the base, by the numbers of public tests that the repair and the base pass."""
 
 PROMPT = """\
 Solve the programming task below. Write the complete program between <submit> and </submit>. If it fails, you will be asked \
@@ -54,11 +54,11 @@ ASK = {
     "<prints> and </prints> what to print next time if that does not help. Write all this between <plan> and </plan>.",
     SUBMIT: "Write the repaired program between <submit> and </submit>.",
 }
-"""What each turn is asked for, by its tag."""
+"""The request in each turn, by its tag."""
 RUN_LIMITS = ExecutionLimits(wall_s=10.0, cpu_s=10.0)
-"""Of one run: 10 s, as published, all of which it may compute."""
+"""The limits of one run: 10 s, as published, all of which may be processor time."""
 UNTRACED = "No prints were added, so nothing is known of a run."
-"""In the place of what an instrumented program prints."""
+"""Shown instead of the output of an instrumented program."""
 
 
 @dataclass
@@ -67,37 +67,37 @@ class TraceState:
 
     task: Task
     wanted: str = SUBMIT
-    """The tag that the next action needs."""
+    """The tag that the next action must have."""
     slips: int = 0
-    """Actions without a plan or a program that were corrected."""
+    """Number of corrected actions without a plan or a program."""
     round: int = 0
-    """Rounds of repair so far; 0 while the first program is awaited."""
+    """Number of repair rounds so far; 0 until the first program is submitted."""
     base: str = ""
-    """The program that the next round starts from, and that is graded at the end."""
+    """The program from which the next round starts, and which is graded at the end."""
     base_grade: ProgramGrade = field(default_factory=lambda: ProgramGrade(()))
     most: int = -1
-    """The most public tests that a program has passed."""
+    """The largest number of public tests that a program has passed."""
     streak: int = 0
-    """Repairs in a row that passed no more than that."""
+    """Number of consecutive repairs that passed no more tests than that."""
     plan: str = ""
     """The plan of the present round."""
     suggested: str = ""
-    """What the latest plan wants to be printed in the next round; empty where it says nothing of it."""
+    """What the latest plan wants the next round to print; empty if it does not say."""
     failed: list[str] = field(default_factory=list)
-    """Every plan whose repair passed no more than one before, with the tests that it passed and its errors."""
+    """Every plan whose repair passed no more tests than an earlier one, with the number of passed tests and its errors."""
     paid: float = 0.0
-    """The share of the hidden tests that the base passes, as far as it was paid."""
+    """The share of hidden tests that has been rewarded so far."""
     domain: str = field(default_factory=lambda: f"episode {secrets.token_hex(8)}")
-    """The trust domain of all its runs: while they run, no other episode's program is in their jail."""
+    """The trust domain of all its runs: while they run, no program of another episode is in their jail."""
 
 
 class TraceCode(ProgramEnv[TraceState]):
-    """Write, instrument, analyse, repair; the reward is given by hidden tests at the end."""
+    """Write, instrument, analyse and repair a program; hidden tests give the reward at the end."""
 
     call_markers: ClassVar[tuple[str, ...]] = tuple(f"<{tag}>" for tag in TAGS)
     stop: ClassVar[tuple[str, ...]] = tuple(f"</{tag}>" for tag in TAGS)
     scorers: ClassVar[tuple[str, ...]] = ("solved", "reward")
-    """Repaired programs are the headline: ``reward="progress"`` also pays parts of the way."""
+    """Repaired programs are the main score: ``reward="progress"`` also rewards partial progress."""
     reward_options: ClassVar[frozenset[str]] = frozenset({"reward"})
 
     def __init__(
@@ -116,32 +116,33 @@ class TraceCode(ProgramEnv[TraceState]):
         prompt: str = PROMPT,
         render_mode: str | None = None,
     ) -> None:
-        """Builds an environment over tasks.
+        """Makes an environment over tasks.
 
         Args:
-            tasks: Tasks with ``data["tests"]``; None generates 200 small ones.
-            executor: An executor, or the name of a backend that all environments of this process share.
-            public: Tests, the first of a task, that a program is repaired by; the others are hidden and give the reward. One
-                at least stays hidden; a task with a single test is repaired and graded by it.
-            rounds: Rounds of repair at most; 5 in the paper.
-            patience: Repairs in a row that pass no more public tests than the best program so far and end the episode; 2 in
+            tasks: Tasks with ``data["tests"]``; None generates 200 simple ones.
+            executor: An executor, or the name of a backend whose executor all environments of this process share.
+            public: Number of tests, the first of a task, that are used for repairs. The others are hidden and give the
+                reward, at least one; a task with a single test uses it for both.
+            rounds: Largest number of repair rounds; 5 in the paper.
+            patience: Number of consecutive repairs without an improvement over the best program that end the episode; 2 in
                 the paper.
-            accept: Repairs that become the base of the next round: ``more``, as published, those that pass more public tests
-                than the base, ``as_many`` also those that pass as many, ``all`` every one, so that nothing is rolled back.
-            slips: Actions without a plan or a program for which it is asked once more; 0 in the paper. After them such an
-                action ends the episode, but for prints, without which it goes on.
-            reward: ``solved`` pays 1 at the end where the base passes every hidden test. ``progress`` pays each accepted
-                program by how much the share of the hidden tests that pass has grown, or shrunk, so that an episode earns
-                the share that its last base passes; ``turn_roles`` divides this among the roles.
-            observation_chars: Characters of the traces of all failing tests together, and of the plans that failed; the
-                middle of each is left out.
-            limits: Of one run, 10 s in the paper; None takes the executor's.
-            prompt: Opening message; must hold ``{question}``.
+            accept: Which repairs become the base of the next round: ``more``, as published, those that pass more public
+                tests than the base; ``as_many`` also those that pass equally many; ``all`` every one, so that nothing is
+                rolled back.
+            slips: Number of actions without a plan or a program that are corrected; 0 in the paper. After these, such an
+                action ends the episode; missing print statements do not.
+            reward: With ``solved``, the reward is 1 at the end if the base passes every hidden test. With ``progress``, each
+                accepted program is rewarded with the change of the share of hidden tests that pass, so that an episode earns
+                the share of its last base; ``turn_roles`` divides this among the roles.
+            observation_chars: Number of characters of all failing tests' traces together, and of the failed plans; the
+                middle of longer texts is left out.
+            limits: The limits of one run, 10 s in the paper; None uses those of the executor.
+            prompt: The opening message. It must contain ``{question}``.
             render_mode: ``ansi`` or None.
 
         Raises:
-            ConfigurationError: a bad prompt, or a bound out of range.
-            UnknownName: no such reward or rule of acceptance.
+            ConfigurationError: the prompt lacks its placeholder, or a limit is out of range.
+            UnknownName: there is no such reward or rule of acceptance.
         """
         check_known("reward of TraceCode-v0", reward, ("solved", "progress"))
         check_known("accept of TraceCode-v0", accept, tuple(ACCEPTED))
@@ -158,7 +159,7 @@ class TraceCode(ProgramEnv[TraceState]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Info]:
-        """Poses ``options["task"]``, or a task drawn by the seed.
+        """Poses ``options["task"]``, or a task drawn with the seed.
 
         Raises:
             DatasetError: the task has no tests.
@@ -169,25 +170,25 @@ class TraceCode(ProgramEnv[TraceState]):
         return self.opening(task)
 
     def _tests(self) -> tuple[Sequence[Test], Sequence[Test]]:
-        """The public tests and the hidden ones."""
+        """Returns the public and the hidden tests."""
         tests = self.state.task.data["tests"]
         count = max(1, min(self._public, len(tests) - 1))
         return tests[:count], tests[count:] or tests
 
     def step(self, action: str) -> Step:
-        """Takes the block that is wanted from ``action``.
+        """Executes the required block of ``action``.
 
         Raises:
             EpisodeOver: the episode has ended or was never reset.
-            SandboxFault: the sandbox failed; this is never the policy's doing.
+            SandboxFault: the sandbox failed; the policy cannot cause this.
         """
         self.check_running(action)
         state = self.state
         block = earliest_block(action, (state.wanted,))
         written = block.content if block else ""
-        said = _WISHES.sub("", written) if state.wanted == PLAN else unfenced(written)
+        said = _WANTED_PRINTS.sub("", written) if state.wanted == PLAN else unfenced(written)
         if not said.strip():
-            return self._slip()
+            return self._handle_missing_block()
         if state.wanted == SUBMIT:
             return self._submit(said)
         if state.wanted == INSTRUMENT:
@@ -197,8 +198,8 @@ class TraceCode(ProgramEnv[TraceState]):
         state.plan, state.wanted = said.strip(), SUBMIT
         return self._ask(f"It starts from this program:\n{state.base}", ToolResult(PLAN, ToolStatus.OK))
 
-    def _slip(self) -> Step:
-        """After an action without the wanted block: asks for it once more, goes on without prints, or ends the episode."""
+    def _handle_missing_block(self) -> Step:
+        """Handles an action without the required block: asks again, continues without prints, or ends the episode."""
         state = self.state
         wrong = ToolResult("none", ToolStatus.FORMAT_ERROR, error_class="no complete action")
         said = ""
@@ -213,7 +214,7 @@ class TraceCode(ProgramEnv[TraceState]):
         return self.result(asked, valid=False, tool_results=(wrong,))
 
     def _submit(self, program: str) -> Step:
-        """Runs a program on the public tests: it becomes the base if it passes enough of them, else it is rolled back."""
+        """Runs a program on the public tests; it becomes the base if it passes enough of them, or else is rolled back."""
         state, (public, _) = self.state, self._tests()
         found = self._grade(program, public, errors=True)
         accepted = not state.round or self._accepts(found.passed, state.base_grade.passed)
@@ -247,14 +248,14 @@ class TraceCode(ProgramEnv[TraceState]):
         return self._ask(f"{said}\n{self._failing(state.base_grade)}{wishes}", result, earned)
 
     def _progress(self, program: str) -> float:
-        """By how much ``program`` changes the share of the hidden tests that the base passes; it is paid then."""
+        """Returns the change of the share of hidden tests that pass, and records it as rewarded."""
         state, (_, hidden) = self.state, self._tests()
         share = self._grade(program, hidden).passed / len(hidden)
         earned, state.paid = share - state.paid, share
         return earned
 
     def _trace(self, program: str) -> Step:
-        """Runs an instrumented program on the failing tests and shows what it prints, and the plans that failed."""
+        """Runs an instrumented program on the failing tests; shows its output and the failed plans."""
         state, (public, _) = self.state, self._tests()
         text = self._traces(program)
         outcomes = zip(public, self._grade(program, public).outcomes, state.base_grade.outcomes, strict=True)
@@ -267,13 +268,13 @@ class TraceCode(ProgramEnv[TraceState]):
         return self._ask(framed(text).strip("\n") + self._history(), result)
 
     def _history(self) -> str:
-        """The latest plans that failed, in a paragraph of their own."""
+        """Returns the latest failed plans, in a separate paragraph."""
         remembered = self.state.failed[-REMEMBERED:]
         history = "\n".join(shortened(plan, self._room // len(remembered)) for plan in remembered)
         return f"\nPlans that failed:\n{history}" if history else ""
 
     def _traces(self, program: str) -> str:
-        """What an instrumented program prints on each public test that fails, one after the other."""
+        """Returns the output of an instrumented program on each failing public test."""
         failing = self._failing_tests(self.state.base_grade)
         shown = failing[: max(1, self._room // TEST_CHARS)]
         texts, seconds = [], 0.0
@@ -282,13 +283,15 @@ class TraceCode(ProgramEnv[TraceState]):
                 break
             done = self._run_test(program, test)
             seconds += done.wall_s
-            texts.append(shortened(f"[{_asked(test)}]\n{describe_run(done)}", self._room // len(shown)))
+            texts.append(
+                shortened(f"[{_test_description(test)}]\n{describe_run(done)}", self._room // len(shown))
+            )
         if left := len(failing) - len(texts):
             texts.append(f"[failing tests that are not shown: {left}]")
         return "\n".join(texts)
 
     def _run_test(self, program: str, test: Test) -> ExecResult:
-        """Runs a program on one test, with the value that it returns printed at the end.
+        """Runs a program on one test, and prints the value that it returns at the end.
 
         Raises:
             SandboxFault: the sandbox failed.
@@ -305,23 +308,23 @@ class TraceCode(ProgramEnv[TraceState]):
         return done
 
     def _failing_tests(self, found: ProgramGrade) -> list[Test]:
-        """The public tests that were not passed."""
+        """Returns the public tests that failed."""
         public, _ = self._tests()
         return [
             test for test, one in zip(public, found.outcomes, strict=True) if one is not CaseOutcome.PASSED
         ]
 
     def _failing(self, found: ProgramGrade) -> str:
-        """The first public test that was not passed, in words, and the first traceback if the program raised."""
+        """Describes the first failing public test, with the first traceback if the program raised an error."""
         test = self._failing_tests(found)[0]
         if isinstance(test, CallTest):
-            text = f"It fails here: {_asked(test)} must give {test.expected!r}."
+            text = f"It fails here: {_test_description(test)} must give {test.expected!r}."
         else:
-            text = f"It fails here: for {_asked(test)} it must print {test.expected!r}."
+            text = f"It fails here: for {_test_description(test)} it must print {test.expected!r}."
         return "\n".join(shortened(part, self._room) for part in (text, found.stderr.strip()) if part)
 
     def _grade(self, program: str, tests: Sequence[Test], *, errors: bool = False) -> ProgramGrade:
-        """Runs ``tests``; with ``errors`` the grade holds the first traceback, which may show what is in the test."""
+        """Runs ``tests``. With ``errors`` the grade includes the first traceback, which may reveal the test's content."""
         prelude, domain = self.state.task.data.get("prelude", ""), self.state.domain
         return grade(
             self._executor, prelude + program, tests, limits=self._limits, domain=domain, variables=errors
@@ -340,7 +343,7 @@ class TraceCode(ProgramEnv[TraceState]):
         earned: float = 0.0,
         valid: bool = True,
     ) -> Step:
-        """Grades the base on the hidden tests."""
+        """Grades the base on the hidden tests and ends the episode."""
         state, (_, hidden) = self.state, self._tests()
         found = (
             self._grade(state.base, hidden)
@@ -361,24 +364,24 @@ class TraceCode(ProgramEnv[TraceState]):
         )
 
     def expert(self) -> Sequence[str] | None:
-        """Hands the canonical solution in."""
+        """Submits the canonical solution."""
         solution = self.state.task.data.get("solution")
         return None if solution is None else (f"<submit>{solution}</submit>",)
 
     def render(self) -> str:
-        """The task and how far the episode is."""
+        """Shows the task and the progress of the episode."""
         state = self.state
         return f"{state.task.question} [round {state.round}] best {state.base_grade.passed}"
 
 
 def _unchanged(test: Test, instrumented: CaseOutcome, base: CaseOutcome) -> bool:
-    """Whether prints left unchanged how a test goes; where the output is graded, they make a right one wrong."""
+    """Whether prints did not change the outcome of a test; if output is graded, they make a right program wrong."""
     printed = isinstance(test, StdioTest) and {instrumented, base} <= {CaseOutcome.PASSED, CaseOutcome.WRONG}
     return instrumented is base or printed
 
 
-def _asked(test: Test) -> str:
-    """What a test asks of a program, in words."""
+def _test_description(test: Test) -> str:
+    """Describes in words what a test requires of a program."""
     if isinstance(test, CallTest):
         return f"{test.function}({', '.join(map(repr, test.arguments))})"
     return f"the input {test.stdin!r}"

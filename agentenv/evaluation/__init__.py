@@ -1,4 +1,4 @@
-"""Evaluations: playing question sets, the bounds and intervals of scores, and judges."""
+"""Evaluations: playing question sets, bounds and confidence intervals of scores, and judges."""
 
 from typing import TYPE_CHECKING
 

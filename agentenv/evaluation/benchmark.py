@@ -1,8 +1,7 @@
-"""One benchmark: a policy, a question set, a retriever, and the folder with what came out.
+"""One benchmark: a policy, a question set, a retriever, and the folder of its results.
 
-The folder fills as episodes finish (see `agentenv.evaluation.journal`) and is complete when ``results.json`` is there. The
-same benchmark on the same folder goes on where it stopped; the files are those of a run that was never stopped, but for
-``timings.jsonl``.
+The folder grows as episodes finish (see `agentenv.evaluation.journal`) and is complete once ``results.json`` exists. Running
+the same benchmark on the same folder resumes it. All files but ``timings.jsonl`` are then as without the interruption.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from agentenv.core.types import Task
 from agentenv.data.sources import OWN, PROGRAM_SETS, Source, SourceConfig, check_source
 from agentenv.data.sql_sets import SQL_SETS
 from agentenv.errors import AgentEnvError, ConfigurationError, UnknownName
-from agentenv.evaluation.checksums import verify
+from agentenv.evaluation.checksums import verify_digests
 from agentenv.evaluation.contents import content_digests, written_since
 from agentenv.evaluation.endpoint_usage import EndpointUsage
 from agentenv.evaluation.eval_agent import (
@@ -54,9 +53,9 @@ from agentenv.policies.policy_spec import check_policy, check_reached, is_endpoi
 from agentenv.progress import Display, indexing
 
 SEARCH, CODE, SQL = EnvConfig().id, "agentenv/Code-v0", "agentenv/SQL-v0"
-_FORM = ("format", "family", "template_options")
-_SAMPLING = ("temperature", "sample")
-_PLAYED = ("strategy", "strategy_options")
+_FORMAT_FIELDS = ("format", "family", "template_options")
+_SAMPLING_FIELDS = ("temperature", "sample")
+_STRATEGY_FIELDS = ("strategy", "strategy_options")
 _SCORERS = ("em_squad", "f1_squad", "em_cover")
 _NOT_KEPT = (
     "the index of these passages is built for this command alone: `agentenv retriever build CORPUS --out DIR` makes one "
@@ -66,10 +65,10 @@ _NOT_KEPT = (
 
 @dataclass(frozen=True)
 class Benchmark:
-    """What is evaluated on what; the fields are those of ``agentenv eval``.
+    """What is evaluated, and on what. The fields correspond to the options of ``agentenv eval``.
 
-    An environment that is not named is that of the set, a set that is not named is the environment's own tasks, and scorers
-    that are not named are those of the environment.
+    Without a named environment, that of the question set is used. Without a named set, the environment's own tasks are used,
+    and without named scorers, those of the environment.
     """
 
     dataset: str
@@ -86,28 +85,28 @@ class Benchmark:
     k: int | None = None
     max_turns: int | None = None
     bounds: bool | None = None
-    """None plays them unless the policy is behind an endpoint, where every request may cost money."""
+    """None measures the bounds unless the policy is behind an endpoint, where every request may cost money."""
     format: str = ""
-    """The chat format; empty takes that of the policy's card."""
+    """The chat format; empty uses that of the policy's card."""
     family: str = ""
     template_options: Mapping[str, Any] = field(default_factory=dict)
     concurrency: int = 64
     temperature: float = 0.0
-    """Temperature of the policy; 0 is greedy."""
+    """Sampling temperature; 0 is greedy."""
     sample: int = 0
-    """Which of several samples of the same questions it is; the episodes of each have seeds of their own."""
+    """The index of this sample, if the same questions are sampled several times. Each sample has its own episode seeds."""
     strategy: str = ""
-    """The rollout strategy that plays the episodes; empty takes that of the policy's card, and ``plain`` none."""
+    """The rollout strategy that plays the episodes; empty uses that of the policy's card, and ``plain`` uses none."""
     strategy_options: Mapping[str, Any] = field(default_factory=dict)
     task_options: Mapping[str, Any] = field(default_factory=dict)
-    """Dials of the environment's own tasks, by the names of its ``make_tasks``, such as those of the run that trained the
-    policy."""
+    """Options of the environment's ``make_tasks`` by name, for its own tasks; for example those with which the policy was
+    trained."""
     token_ids: bool = False
-    """Whether the records hold the token ids of the episodes, for supervised learning from exactly what was sampled."""
+    """Whether the records contain the episodes' token ids, for supervised learning from exactly the sampled tokens."""
 
     @property
     def episode_seed(self) -> int:
-        """The seed of the first episode of this sample; ``seed`` alone draws the questions."""
+        """The seed of this sample's first episode. ``seed`` itself only draws the questions."""
         return first_seed(self.seed, self.sample)
 
     def __post_init__(self) -> None:
@@ -153,30 +152,30 @@ class Benchmark:
 
 @dataclass(frozen=True)
 class BenchmarkParts:
-    """Objects that take the place of names in a `Benchmark`."""
+    """Objects used in place of names in a `Benchmark`."""
 
     policy: Policy | None = None
-    """The policy that answers; ``Benchmark.policy`` is its name in the results."""
+    """The policy that answers; ``Benchmark.policy`` is then only its name in the results."""
     retriever: Retriever | None = None
-    """What is searched; ``Benchmark.retriever`` is empty."""
+    """The retriever to search; ``Benchmark.retriever`` is then empty."""
     tasks: Sequence[Task] | None = None
-    """The questions; ``Benchmark.dataset`` is their name in the results."""
+    """The questions; ``Benchmark.dataset`` is then only their name in the results."""
 
 
 BY_NAME = BenchmarkParts()
-"""No object: everything has a name."""
+"""No objects: everything is given by name."""
 
 
 def check_names(benchmark: Benchmark, given: BenchmarkParts = BY_NAME) -> None:
-    """Refuses names that stand for nothing before any work, that of other benchmarks of a suite included.
+    """Checks that all names exist, before any work begins (also before that of other benchmarks of a suite).
 
     Args:
-        benchmark: what to evaluate.
-        given: objects, whose names stand for nothing.
+        benchmark: What to evaluate.
+        given: Objects in place of names. The names that they replace are not checked.
 
     Raises:
-        UnknownName: no such set, split, scorer, retriever, strategy or policy; carries the nearest.
-        ConfigurationError: a policy or a corpus that is not there.
+        UnknownName: there is no such set, split, scorer, retriever, strategy or policy; the error carries the nearest name.
+        ConfigurationError: a policy or a corpus does not exist.
     """
     if given.tasks is None:
         check_source(benchmark.dataset, benchmark.split, benchmark.data)
@@ -204,23 +203,23 @@ def run_benchmark(
 ) -> dict[str, Any]:
     """Answers every question once, greedily, and writes ``results.json``, ``episodes.jsonl`` and ``report.html``.
 
-    What ``out`` already holds of the same benchmark is not played again.
+    Episodes that ``out`` already contains for the same benchmark are not played again.
 
     Args:
-        benchmark: what to evaluate.
-        out: its folder.
-        display: gets the progress.
-        given: objects in place of names.
-        retry_faults: whether episodes that met an infrastructure failure are played again.
+        benchmark: What to evaluate.
+        out: The folder of the results.
+        display: Shows the progress.
+        given: Objects in place of names.
+        retry_faults: Whether episodes that ended by an infrastructure failure are played again.
 
     Returns:
         The content of ``results.json``.
 
     Raises:
-        AgentEnvError: an unknown name, unreadable questions, a policy that cannot be loaded.
-        MissingExtra: the page cannot be written, because jinja2 is not installed.
-        ConfigurationError: ``out`` holds another evaluation, or another process evaluates there.
-        Fault, Interrupted: everything fails, or SIGINT, SIGTERM or SIGHUP came; what was finished is kept.
+        AgentEnvError: a name is unknown, the questions cannot be read, or the policy cannot be loaded.
+        MissingExtra: the report cannot be written, because jinja2 is not installed.
+        ConfigurationError: ``out`` contains another evaluation, or another process is evaluating there.
+        Fault, Interrupted: all episodes fail, or SIGINT, SIGTERM or SIGHUP was received; finished episodes are kept.
     """
     require_renderer()
     check_names(benchmark, given)
@@ -248,7 +247,7 @@ def _run(
             try:
                 return _play_episodes(benchmark, contents, agent, task_env, out, display, retry_faults)
             finally:
-                forget_contents(out, written_since(contents, _named(benchmark)))
+                forget_contents(out, written_since(contents, _named_options(benchmark)))
     except Interrupted as error:
         said = f"; what was finished is kept in {out}: the same command goes on from there"
         raise Interrupted(error.signal, said) from error
@@ -260,18 +259,18 @@ def _run(
 
 @contextmanager
 def _open_agent(benchmark: Benchmark, policy: Policy | None) -> Iterator[EvalAgent]:
-    """The agent that answers; what was opened for it is closed at the end of the block."""
+    """Opens the agent that answers; what was opened for it is closed at the end of the block."""
     stop = env_class(benchmark.env).stop
     if policy is not None:
-        yield _as_asked(benchmark, make_eval_agent(policy, benchmark.policy, benchmark.concurrency, stop))
+        yield _configured(benchmark, make_eval_agent(policy, benchmark.policy, benchmark.concurrency, stop))
         return
     check_reached(benchmark.policy)
     with closing(open_eval_agent(benchmark.policy, benchmark.concurrency, stop)) as agent:
-        yield _as_asked(benchmark, agent)
+        yield _configured(benchmark, agent)
 
 
-def _as_asked(benchmark: Benchmark, agent: EvalAgent) -> EvalAgent:
-    """``agent`` in the chat format, at the temperature and with the strategy of the benchmark."""
+def _configured(benchmark: Benchmark, agent: EvalAgent) -> EvalAgent:
+    """Returns ``agent`` with the chat format, the temperature and the strategy of the benchmark."""
     agent = replace(agent, card=agent.card.of(benchmark.env))
     asked = _sampling(benchmark, _in_format(benchmark, agent))
     if benchmark.token_ids and agent.token_unit != "tokens":
@@ -283,22 +282,19 @@ def _as_asked(benchmark: Benchmark, agent: EvalAgent) -> EvalAgent:
 
 
 def _strategy(benchmark: Benchmark, card: EpisodeCard) -> tuple[str, Mapping[str, Any]]:
-    """The strategy that plays the episodes, and its options: what is asked for, otherwise what stands on the card.
-
-    A card speaks of episodes of its own environment.
-    """
+    """Returns the strategy and its options: the benchmark's, or else those of a card for the same environment."""
     if benchmark.strategy or card.env != benchmark.env:
         return benchmark.strategy, benchmark.strategy_options
     return card.strategy, card.strategy_options
 
 
 def _sampling(benchmark: Benchmark, agent: EvalAgent) -> EvalAgent:
-    """``agent`` at the temperature of the benchmark."""
+    """Returns ``agent`` with the temperature of the benchmark."""
     return replace(agent, config=agent.config.model_copy(update={"temperature": benchmark.temperature}))
 
 
 def _in_format(benchmark: Benchmark, agent: EvalAgent) -> EvalAgent:
-    """``agent``, spoken to in the format that the benchmark names; the opening message of another format goes with that."""
+    """Returns ``agent`` with the benchmark's chat format, without the opening message of the card's own format."""
     if not benchmark.format:
         return agent
     card = agent.card if agent.card.format == benchmark.format else replace(agent.card, prompt=None)
@@ -311,9 +307,9 @@ def _in_format(benchmark: Benchmark, agent: EvalAgent) -> EvalAgent:
 
 
 def _finished(out: Path) -> dict[str, Any]:
-    """The results that stand in ``out``, whose episodes must be those that they were computed from."""
+    """Reads the results in ``out``, after checking that its episodes are those that they were computed from."""
     for path in (out / EPISODES, *sorted((out / "bounds").glob("*.jsonl"))):
-        verify(path)
+        verify_digests(path)
     if not (out / PAGE).is_file():
         write_report(out)
     return read_results(out)
@@ -355,7 +351,7 @@ def _play_episodes(
         seed=benchmark.seed,
         settings={"options": dict(benchmark.options)}
         | ({"task_options": dict(benchmark.task_options)} if benchmark.task_options else {})
-        | ({"trained_options": trained} if (trained := _trained(benchmark, agent.card)) else {})
+        | ({"trained_options": trained} if (trained := _card_options(benchmark, agent.card)) else {})
         | _strategy_settings(benchmark, agent.card),
         note=display.note,
         retriever=benchmark.retriever,
@@ -370,7 +366,7 @@ def _play_episodes(
 
 
 def _strategy_settings(benchmark: Benchmark, card: EpisodeCard) -> dict[str, Any]:
-    """What the results say of the strategy; nothing where there is none."""
+    """Returns the settings about the strategy for the results; empty without a strategy."""
     name, options = _strategy(benchmark, card)
     if name in ("", "plain"):
         return {}
@@ -399,12 +395,10 @@ def open_benchmark_env(
     given: BenchmarkParts = BY_NAME,
     opened: Source | None = None,
 ) -> TaskEnv:
-    """The questions of ``benchmark``, and the environment in which ``agent`` answers them.
-
-    ``opened`` holds the questions where they were loaded before.
+    """Opens the questions of ``benchmark`` (unless ``opened``) and the environment in which ``agent`` answers them.
 
     Raises:
-        AgentEnvError: an unknown name, unreadable questions, or a corpus that is not there.
+        AgentEnvError: a name is unknown, the questions cannot be read, or the corpus does not exist.
     """
     source, search = _sources(benchmark)
     return open_task_env(
@@ -420,9 +414,11 @@ def open_benchmark_env(
 
 
 def _options(benchmark: Benchmark, card: EpisodeCard) -> dict[str, Any]:
-    """Arguments of the environment: what is asked for, otherwise what stands on the policy's card."""
+    """Returns the arguments of the environment: the benchmark's, or else those of the policy's card."""
     asked = {"k": benchmark.k, "max_turns": benchmark.max_turns}
-    options = _trained(benchmark, card) | {name: value for name, value in asked.items() if value is not None}
+    options = _card_options(benchmark, card) | {
+        name: value for name, value in asked.items() if value is not None
+    }
     options |= benchmark.options
     if card.env != benchmark.env and not takes(benchmark.env, "retriever"):
         return options
@@ -437,7 +433,7 @@ def _options(benchmark: Benchmark, card: EpisodeCard) -> dict[str, Any]:
 
 
 def other_env_note(benchmark: Benchmark, card: EpisodeCard) -> str:
-    """A sentence that says that the policy was trained in another environment; empty where it was not or that is unknown."""
+    """Returns a sentence if the policy was trained in another environment; empty if it was not or if this is unknown."""
     if card.env in (benchmark.env, EpisodeCard().env):
         return ""
     return (
@@ -446,8 +442,8 @@ def other_env_note(benchmark: Benchmark, card: EpisodeCard) -> str:
     )
 
 
-def _trained(benchmark: Benchmark, card: EpisodeCard) -> dict[str, Any]:
-    """What the card says of its environment beside prompt and budgets, as far as nothing else is asked for."""
+def _card_options(benchmark: Benchmark, card: EpisodeCard) -> dict[str, Any]:
+    """Returns the card's options of the environment, except prompt and budgets, that the benchmark does not override."""
     if card.env != benchmark.env:
         return {}
     return {
@@ -458,23 +454,23 @@ def _trained(benchmark: Benchmark, card: EpisodeCard) -> dict[str, Any]:
 
 
 def _bounded_observation(env: str, card: EpisodeCard) -> int | None:
-    """An eighth of the context, at least 500, where the environment's own bound is above that; None leaves its own.
+    """Returns an eighth of the context (at least 500 tokens) if the environment's limit of a page is larger; else None.
 
-    Pages of 8,192 tokens, as `LongSearch-v0` shows them, would fill the context of a policy without a card at once.
+    Pages of 8,192 tokens, as in `LongSearch-v0`, would otherwise fill the context of a policy without a card at once.
     """
     own: int = defaults_of(env, ("observation_tokens",)).get("observation_tokens", 0)
     most = max(500, card.context_tokens // 8)
     return most if own > most else None
 
 
-def _named(benchmark: Benchmark) -> dict[str, Any]:
+def _named_options(benchmark: Benchmark) -> dict[str, Any]:
     return {name: getattr(benchmark, name) for name in ("options", "task_options", "strategy_options")}
 
 
 def _contents(
     benchmark: Benchmark, opened: Source, search: SearchConfig, given: BenchmarkParts
 ) -> dict[str, str]:
-    """Digests of all that the names of ``benchmark`` stand for."""
+    """Returns the digests of everything that ``benchmark`` refers to by name."""
     return content_digests(
         opened,
         search,
@@ -482,20 +478,20 @@ def _contents(
         benchmark.policy,
         policy=given.policy,
         retriever=given.retriever,
-        options=_named(benchmark),
+        options=_named_options(benchmark),
     )
 
 
 def _identity(benchmark: Benchmark) -> dict[str, Any]:
-    """What has to be the same for a run to go on; episodes at an endpoint do not know how many run beside them."""
+    """Returns the fields that a resumed run must have in common; at an endpoint, concurrency does not matter."""
     fields = asdict(benchmark)
-    if not benchmark.format:  # folders of earlier versions do not name it
-        fields = {name: value for name, value in fields.items() if name not in _FORM}
+    if not benchmark.format:  # folders of earlier versions lack these fields
+        fields = {name: value for name, value in fields.items() if name not in _FORMAT_FIELDS}
     if not (benchmark.temperature or benchmark.sample):
-        fields = {name: value for name, value in fields.items() if name not in _SAMPLING}
+        fields = {name: value for name, value in fields.items() if name not in _SAMPLING_FIELDS}
     if not benchmark.strategy:
-        fields = {name: value for name, value in fields.items() if name not in _PLAYED}
-    for name in ("token_ids", "task_options"):  # nor these
+        fields = {name: value for name, value in fields.items() if name not in _STRATEGY_FIELDS}
+    for name in ("token_ids", "task_options"):  # earlier versions lack these too
         if not fields[name]:
             del fields[name]
     by_arrival = (

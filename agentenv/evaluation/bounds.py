@@ -1,12 +1,12 @@
-"""Bounds to compare a score with: the same policy without search and with gold passages, and the scripted expert.
+"""Bounds to compare a score with: the same policy without search, with gold passages, and the scripted expert.
 
-Without a search the policy has to answer from what it knows (`agentenv.evaluation.closed_book`). The expert knows what to
-search for, but answers only where its searches showed what the answer stands on: it is the ceiling that retrieval sets.
+Without search, the policy has to answer from its own knowledge (`agentenv.evaluation.closed_book`). The expert knows what to
+search for, but answers only if its searches showed the evidence. Its score is the ceiling set by the retriever.
 
-Gold passages are served in two forms. ``oracle`` shows all of them at once whatever is searched, as publications do; it is
-a ceiling for a policy that reads freely. ``oracle_paged`` keeps the form of the episodes, pages of k passages, and puts the
-passage that is due on each; it is the ceiling of the search alone for a policy that knows one form only. Where a bound
-lies below the run itself it bounds nothing, and the results say so.
+Gold passages are shown in two forms. ``oracle`` shows all of them at once for any query, as publications do. It is a ceiling
+for a policy that can read pages of any form. ``oracle_paged`` keeps the form of the episodes, pages of k passages, and puts
+the next gold passage on each page. It is the ceiling of search alone, for a policy that knows only this form. A bound below
+the score of the run itself bounds nothing, and the results say so.
 """
 
 from collections.abc import Callable, Iterable
@@ -27,22 +27,22 @@ T = TypeVar("T")
 
 
 def measure_or_note(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What ``measure`` gives, or why it failed: the run itself is played, and worth more than what it is held against."""
-    measured = _or_why(measure)
+    """Returns the result of ``measure``, or a note why it failed: a failed bound must not end an evaluation that is done."""
+    measured = _result_or_reason(measure)
     return {"note": measured} if isinstance(measured, str) else measured
 
 
 def variants(
     task_env: TaskEnv, policy: Policy, *, native: bool = False
 ) -> dict[str, tuple[TaskEnv, Policy] | str]:
-    """The task environments on which the policy itself plays for its bounds, and their form; a sentence where there is none.
+    """Returns the task environment and policy with which each bound is played, by name; a sentence if it cannot be played.
 
-    None at all where the environment searches nothing. ``native`` says that the policy calls tools in the form of its model.
+    Empty if the environment searches nothing. ``native`` says that the policy calls tools in its model's native form.
     """
     if task_env.retriever is None:
         return {}
     found: dict[str, tuple[TaskEnv, Policy] | str] = {
-        "closed_book": _or_why(lambda: closed_book(task_env, policy, native=native))
+        "closed_book": _result_or_reason(lambda: closed_book(task_env, policy, native=native))
     }
 
     def oracle_pair() -> tuple[OracleRetriever, PagedOracleRetriever]:
@@ -50,15 +50,15 @@ def variants(
         oracle = OracleRetriever(task_env.source.tasks, documents)
         return oracle, PagedOracleRetriever(oracle, task_env.searched)
 
-    oracles = _or_why(oracle_pair)
+    oracles = _result_or_reason(oracle_pair)
     for name, place in (("oracle", 0), ("oracle_paged", 1)):
         given = oracles if isinstance(oracles, str) else oracles[place]
         found[name] = given if isinstance(given, str) else (task_env.varied(retriever=given), policy)
     return found
 
 
-def _or_why(make: Callable[[], T]) -> T | str:
-    """What ``make`` gives, or why it failed."""
+def _result_or_reason(make: Callable[[], T]) -> T | str:
+    """Returns the result of ``make``, or a sentence why it failed."""
     try:
         return make()
     except Exception as error:
@@ -66,13 +66,13 @@ def _or_why(make: Callable[[], T]) -> T | str:
 
 
 def reason_of_failure(error: Exception) -> str:
-    """What went wrong, in one sentence for a note."""
+    """Describes an error in one sentence, for a note."""
     return str(error) if isinstance(error, AgentEnvError) else f"{type(error).__name__}: {error}"
 
 
 def recall_or_none(task_env: TaskEnv, warn: Callable[[str], None]) -> dict[str, float]:
-    """`index_recall`; nothing but a warning where the retriever fails at it."""
-    recall = _or_why(lambda: index_recall(task_env))
+    """Returns `index_recall`; warns and returns an empty dict if the retriever fails."""
+    recall = _result_or_reason(lambda: index_recall(task_env))
     if isinstance(recall, str):
         warn(f"the recall of the retriever was not measured: {recall}")
         return {}
@@ -87,7 +87,7 @@ def measure_expert(
     seed: int = 0,
     progress: Callable[[int], None] = lambda done: None,
 ) -> dict[str, Any]:
-    """The scripted expert on the questions of ``task_env``; a note where the environment has none.
+    """Plays the scripted expert on the questions of ``task_env``; returns a note if the environment has no expert.
 
     ``progress`` is called with the number of finished episodes.
     """
@@ -102,10 +102,10 @@ def measure_expert(
 
 
 def bound_of(records: Iterable[EpisodeRecord], scorer: str, *, seed: int = 0) -> dict[str, Any]:
-    """The score of ``records`` with n and interval; faults are left out.
+    """Returns the score of ``records`` with its n and interval, without the faults.
 
     Raises:
-        Fault: there is nothing but faults.
+        Fault: all episodes ended by a fault.
     """
     records = list(records)
     valid = [record for record in records if record["valid"]]

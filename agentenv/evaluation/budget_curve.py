@@ -1,7 +1,7 @@
-"""Scores under a budget of turns, of searches or of tokens, and the area under that curve.
+"""Scores under a budget of turns, searches or tokens, and the area under that curve.
 
-HybridDeepSearcher (Ko et al. 2025, arXiv:2508.19113) compares agents by it: an answer counts from the budget at which its
-episode had finished. An agent that answers as well with fewer turns has a larger area.
+HybridDeepSearcher (Ko et al. 2025, arXiv:2508.19113) compares agents in this way: an answer counts from the budget that its
+episode used. An agent that answers equally well with fewer turns has a larger area.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ class Budget:
     """The range of one budget.
 
     Raises:
-        ConfigurationError: it is empty, or begins below 0.
+        ConfigurationError: the range is empty, or begins below 0.
     """
 
     low: int
@@ -35,16 +35,16 @@ BUDGETS: Mapping[str, Budget] = {
     "searches": Budget(2, 16),
     "tokens": Budget(300, 1500),
 }
-"""The published ranges; tokens are those that the policy wrote."""
+"""The published ranges. Tokens are those that the policy wrote."""
 
 
 def score_under(score: float, cost: int, budget: int) -> float:
-    """The score of an episode that took ``cost``, under a budget: 0 until it has finished."""
+    """Returns the score of an episode under a budget: 0 if the episode needed more than the budget."""
     return score if cost <= budget else 0.0
 
 
 def area(score: float, cost: int, budget: Budget) -> float:
-    """The mean of `score_under` over the whole budgets of a range: the score times the share of them at which it counts.
+    """Returns the mean of `score_under` over all whole budgets of a range.
 
     The mean over questions is the area under their curve, divided by its width.
     """
@@ -53,7 +53,7 @@ def area(score: float, cost: int, budget: Budget) -> float:
 
 
 def cost_of(record: EpisodeRecord, kind: str) -> int | None:
-    """What an episode took: turns, queries, or tokens that the policy wrote; None where nothing says it."""
+    """Returns the turns, queries or policy tokens of an episode; None if they are unknown."""
     if kind == "turns":
         return len(record["turns"]) if "turns" in record else None
     if kind == "searches":
@@ -64,18 +64,18 @@ def cost_of(record: EpisodeRecord, kind: str) -> int | None:
 def budget_table(
     records: Sequence[EpisodeRecord], scorer: str, budgets: Mapping[str, Budget] = BUDGETS
 ) -> dict[str, Any]:
-    """For each kind of budget the area with its interval over questions, and the score at each whole budget.
+    """Returns, for each kind of budget, the area with its interval over questions, and the score at each whole budget.
 
-    Episodes that failed are left out. A curve of more than twenty budgets is given at twenty-one places.
+    Failed episodes are left out. A curve of more than twenty budgets is given at twenty-one of them.
 
     Args:
-        records: Of one evaluation.
-        scorer: Of answers.
-        budgets: Ranges by kind.
+        records: The records of one evaluation.
+        scorer: The scorer of the answers.
+        budgets: The range of each kind of budget.
 
     Raises:
         DatasetError: no episode has a score.
-        UnknownName: no such scorer.
+        UnknownName: there is no such scorer.
     """
     scored = [record for record in records if record["valid"]]
     if not scored:
@@ -99,6 +99,6 @@ def budget_table(
 
 
 def places(budget: Budget) -> list[int]:
-    """The whole budgets at which a curve is given: all of them, or twenty-one at equal distances."""
+    """Returns the budgets at which a curve is given: all whole ones, or twenty-one at equal distances."""
     width = budget.high - budget.low
     return [budget.low + round(width * i / min(20, width or 1)) for i in range(min(20, width) + 1)]

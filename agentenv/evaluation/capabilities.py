@@ -1,8 +1,8 @@
-"""Which skills a search agent's failures lack, and the slice of the environment that exercises each (after TRACE).
+"""Finds the skills that a search agent's failures lack, and how to practise each (after TRACE).
 
-Failures are compared with successes skill by skill, among the episodes that call for the skill: those whose question does,
-and in which what the skill builds on was shown. An episode without a search cannot chain searches or read a
-page, and would otherwise be said to lack these skills as well. Pure functions over records.
+For each skill, failures are compared with successes among the episodes that need the skill: those whose question requires it
+and that showed what the skill builds on. For example, an episode without a search cannot chain searches or read a page, so
+it must not count as lacking these skills as well. All functions are pure functions of records.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,51 +16,53 @@ from agentenv.evaluation.diagnosis import answer_shown, cause_of, ends_in_no_act
 from agentenv.evaluation.records import EpisodeRecord
 
 MISSING_GAP = 0.2
-"""Gap between the shares of successes and failures from which a skill counts as missing. It is no test: of few successes or
-failures such a gap arises by chance, of 20 episodes half of which succeed in a fifth of evaluations."""
+"""A skill counts as missing if its share among successes exceeds that among failures by at least this much. It is not a
+statistical test: with few successes or failures, such a gap arises by chance. With 20 episodes, half of which succeed, this
+happens in a fifth of evaluations."""
 
 
 @dataclass(frozen=True)
 class Skill:
-    """Something that an episode shows or lacks, and the questions that exercise it."""
+    """A behaviour that an episode shows or lacks, and the condition under which an episode needs it."""
 
     name: str
     exercises: Callable[[EpisodeRecord], bool]
-    """Whether an episode calls for it, by its question and by what it showed before."""
+    """Whether an episode needs the skill, judging by its question and by what was shown before."""
     demonstrated: Callable[[EpisodeRecord], bool]
-    """Whether the episode shows it."""
+    """Whether the episode shows the skill."""
     slice: str
-    """How to get questions that exercise it, in words."""
+    """How to obtain questions that require the skill, in words."""
 
 
 @dataclass(frozen=True)
 class TrainableCapability:
-    """A capability with what TRACE needs to train it: how it is found lacking, and tasks that exercise it."""
+    """A capability with the parts that TRACE needs to train it: how its lack is detected, and tasks to practise it."""
 
     skill: Skill
-    """By which an evaluation finds that it is lacking."""
+    """The skill by which an evaluation detects that the capability is lacking."""
     description: str
-    """What it is, for the model that chooses an adapter."""
+    """A description of the capability, for the model that chooses an adapter."""
     variants: tuple[Mapping[str, Any], ...]
-    """Changes to a run's configuration by dotted key, such as ``{"train.options": {"length": 3}}``, under which the run's
-    environment exercises it; the easiest first."""
+    """Changes to a run's configuration by dotted key, such as ``{"train.options": {"length": 3}}``, with which the run's
+    environment exercises the capability; the easiest first."""
     success: float = 1.0
-    """Reward from which an episode there shows it."""
+    """The smallest reward with which an episode shows the capability there."""
 
 
 @dataclass(frozen=True)
 class SkillReport:
-    """How a skill stands."""
+    """How often successes and failures show one skill."""
 
     skill: str
     slice: str
     episodes: int
-    """That call for it."""
+    """Number of episodes that need the skill."""
     shown_in_successes: float | None
-    """Share of the successes among them that show it; None where there are none."""
+    """Share of the successes among them that show the skill; None without successes."""
     shown_in_failures: float | None
     missing: bool
-    """Shown less often in failures than in successes, by ``MISSING_GAP``; or never a success and hardly ever shown."""
+    """Whether failures show it less often than successes by ``MISSING_GAP``, or no episode succeeds and hardly any shows
+    it."""
 
 
 def capability_report(
@@ -68,12 +70,12 @@ def capability_report(
     values: Sequence[float],
     skills: Sequence[Skill],
 ) -> list[dict[str, Any]]:
-    """The fields of a ``SkillReport`` for each skill, those with the widest gap first.
+    """Returns the fields of a ``SkillReport`` for each skill, the one with the widest gap first.
 
     Args:
-        records: Episodes; faults say nothing.
+        records: The episodes. Faults are left out.
         values: Their scores.
-        skills: What to look for.
+        skills: The skills to look for.
     """
     solved = [
         (record, cause_of(record, value) == "correct")
@@ -98,7 +100,7 @@ def _share(flags: Sequence[bool]) -> float | None:
 
 
 def _well_formed(record: EpisodeRecord) -> bool:
-    """Whether every action was one; a search in the last turn, in which only an answer counts, is one all the same."""
+    """Whether every action was valid; a search in the last turn, in which only an answer counts, is accepted too."""
     turns = list(record.get("turns", ()))
     if record["end_reason"] == EndReason.TURN_LIMIT.value and not ends_in_no_action(record):
         turns = turns[:-1]
@@ -109,7 +111,7 @@ def _well_formed(record: EpisodeRecord) -> bool:
 
 
 def _different_queries(record: EpisodeRecord) -> int:
-    """How many queries were asked that no earlier search of the episode had asked already."""
+    """Counts the queries that no earlier search of the episode had already asked."""
     seen: set[str] = set()
     repeated = 0
     for turn in record.get("turns", ()):
@@ -149,4 +151,4 @@ SEARCH_SKILLS = (
         "fewer turns: max_turns",
     ),
 )
-"""What an agent that searches has to be able to do."""
+"""The skills that a search agent needs."""

@@ -1,4 +1,4 @@
-"""Solved episodes as chat messages, in the form in which other libraries fine-tune on conversations."""
+"""Exports solved episodes as chat messages, in the form that other libraries use for fine-tuning on conversations."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ from agentenv.evaluation.recorded_conversations import (
     native_turn,
     observation_after,
     recorded_opening,
-    why_not,
+    why_not_restorable,
 )
 from agentenv.evaluation.records import TOOL_CALL_FORM, EpisodeRecord
 
@@ -28,27 +28,27 @@ _MALFORMED = "have a call that cannot be read"
 
 @dataclass
 class Exported:
-    """What became of the episodes."""
+    """Counts of exported and excluded episodes."""
 
     episodes: int = 0
     conversations: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
-    """Numbers of episodes that earned enough, by the reason why they are left out."""
+    """Number of episodes with enough reward that were left out, by reason."""
 
 
 def conversations(folders: Sequence[Path], least: float, done: Exported) -> Iterator[dict[str, Any]]:
-    """The conversations of all episodes that earned ``least``; one whose context was written anew gives several.
+    """Yields the conversations of all episodes with a reward of at least ``least``, one for each of an episode's contexts.
 
-    Each has ``id``, ``reward``, ``messages`` as chat templates of transformers take them (the arguments of a call are an
-    object), and ``tools`` in OpenAI's form where the policy called tools natively.
+    Each has ``id``, ``reward``, ``messages`` as the chat templates of transformers expect them (the arguments of a call are
+    an object), and ``tools`` in OpenAI's form if the policy called tools natively.
 
     Args:
-        folders: Of finished evaluations, or of their samples.
-        least: Reward that an episode has to earn.
-        done: Counts the episodes and what was left out.
+        folders: Folders of finished evaluations or of their samples.
+        least: The smallest reward of an exported episode.
+        done: Updated with the counts of exported and excluded episodes.
 
     Raises:
-        ConfigurationError: a folder holds no finished evaluation.
+        ConfigurationError: a folder contains no finished evaluation.
         DatasetError: a record is damaged.
     """
     for folder in folders:
@@ -58,7 +58,7 @@ def conversations(folders: Sequence[Path], least: float, done: Exported) -> Iter
             for record in evaluation.records:
                 if not record["valid"] or record.get("reward", 0.0) < least:
                     continue
-                if why := _why_left_out(record, family):
+                if why := _exclusion_reason(record, family):
                     done.left_out[why] += 1
                     continue
                 named = {"id": record["id"], "reward": record.get("reward", 0.0)}
@@ -67,10 +67,10 @@ def conversations(folders: Sequence[Path], least: float, done: Exported) -> Iter
                     yield named | conversation
 
 
-def _why_left_out(record: EpisodeRecord, family: str) -> str:
+def _exclusion_reason(record: EpisodeRecord, family: str) -> str:
     if "canary" in record:
         return _SEALED
-    if why := why_not(record):
+    if why := why_not_restorable(record):
         return why
     if family and "tools" not in record:
         return _UNDECLARED
@@ -82,14 +82,14 @@ def _why_left_out(record: EpisodeRecord, family: str) -> str:
 
 
 def conversations_of(record: EpisodeRecord, family: str) -> list[dict[str, Any]]:
-    """The messages of an episode, and natively its tools: one conversation for each context that it was shown.
+    """Returns the messages of an episode and, in the native form, its tools: one conversation for each of its contexts.
 
-    A conversation ends with what the policy said: what was shown after its last turn it never saw.
+    A conversation ends with the policy's turn, because the policy never saw what was shown after its last one.
 
     Args:
-        record: Its texts say all; see `agentenv.evaluation.recorded_conversations.why_not`.
-        family: In whose form its turns stand: that of a model family, ``ENDPOINT``, or empty for tags in a text. Results of
-            tools then stand in the user's name, as no call asked for them.
+        record: A record whose texts are complete; see `agentenv.evaluation.recorded_conversations.why_not_restorable`.
+        family: The form of its turns: a model family, ``ENDPOINT``, or empty for tags in plain text. With plain text,
+            results of tools become user messages, because no native call asked for them.
     """
     tools = {"tools": record["tools"]} if family and record["tools"] else {}
     messages = _shown(as_shown(recorded_opening(record)), native=bool(family))
@@ -136,10 +136,10 @@ def _shown(observation: Observation, *, native: bool) -> list[dict[str, Any]]:
 
 
 def require_some(done: Exported, least: float) -> None:
-    """Refuses an export without a conversation.
+    """Refuses an export without any conversation.
 
     Raises:
-        ConfigurationError: there is none; says why.
+        ConfigurationError: there is none; the message says why.
     """
     if done.conversations:
         return

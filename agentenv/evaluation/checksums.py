@@ -1,8 +1,8 @@
-"""Checksums of files of episodes: scores are never read beside episodes that they were not computed from.
+"""Checksums of episode files, so that scores are never read beside episodes from which they were not computed.
 
-``episodes.jsonl`` has a neighbour ``episodes.sha256`` with the SHA-256 of each line. While episodes come in, a digest is
-written before its line: a kill leaves a digest without a line, and never a line without a digest. What a killed process left
-of a file can be cut anywhere, and its lines are still known to be those that were written.
+``episodes.jsonl`` has a companion ``episodes.sha256`` with the SHA-256 of each line. While episodes are added, each digest
+is written before its line. So a killed process may leave a digest without a line, but never a line without a digest.
+Wherever the file was cut, its remaining lines can be verified.
 """
 
 import hashlib
@@ -15,30 +15,30 @@ from agentenv.errors import ConfigurationError
 SUFFIX = ".sha256"
 
 
-def announce(path: Path, content: bytes) -> None:
-    """Writes down the lines that are about to be added to ``path``."""
+def append_digests(path: Path, content: bytes) -> None:
+    """Writes the digests of lines that are about to be appended to ``path``."""
     append_lines(path.with_suffix(SUFFIX), _digests(content))
 
 
-def note(path: Path) -> None:
-    """Writes down the lines that ``path`` holds now, and no others."""
+def write_digests(path: Path) -> None:
+    """Replaces the stored digests by those of the lines that ``path`` has now."""
     write_text(path.with_suffix(SUFFIX), "".join(f"{digest}\n" for digest in _digests(path.read_bytes())))
 
 
-def forget(path: Path) -> None:
-    """Removes the checksums of ``path``."""
+def remove_digests(path: Path) -> None:
+    """Removes the file of digests of ``path``."""
     path.with_suffix(SUFFIX).unlink(missing_ok=True)
 
 
-def verify(path: Path, *, growing: bool = False) -> None:
-    """Compares a file with its checksums; one without them, as earlier versions wrote it, is believed.
+def verify_digests(path: Path, *, growing: bool = False) -> None:
+    """Compares a file with its digests. A file without digests, as earlier versions wrote it, is accepted.
 
     Args:
         path: The file.
-        growing: Whether lines may be missing, and the last one be torn.
+        growing: Whether lines may be missing and the last one may be incomplete.
 
     Raises:
-        ConfigurationError: it was changed by somebody else than the evaluation.
+        ConfigurationError: the file was changed by another program than the evaluation.
     """
     noted = path.with_suffix(SUFFIX)
     if not noted.is_file():

@@ -1,8 +1,8 @@
-"""What a policy knows without any search: its first turn is the last one, and it has to answer in it.
+"""Measures what a policy knows without search: it has a single turn, in which it has to answer.
 
-A policy that was trained to search would search, and that would count as no answer. So the turn of a policy that samples
-ids begins with the tag of an answer already written; to a model behind an endpoint, which takes whole messages only, and to
-one that calls tools natively, the prompt says that nothing can be searched.
+A policy that was trained to search would search, and would then have no answer. So if the policy samples ids, its turn
+begins with the opening tag of an answer. For a model behind an endpoint, which accepts only whole messages, and for one that
+calls tools natively, the prompt says that there is no search.
 """
 
 from collections.abc import Sequence
@@ -29,14 +29,14 @@ Question: {question}
 
 
 def closed_book(task_env: TaskEnv, policy: Policy, *, native: bool = False) -> tuple[TaskEnv, Policy] | str:
-    """The questions of ``task_env`` without a search, and ``policy`` made to answer; a sentence where that cannot be.
+    """Returns the questions of ``task_env`` without search, and ``policy`` made to answer; a sentence if this is impossible.
 
-    ``native`` says that the policy answers by calling a tool.
+    ``native`` says that the policy answers by a native tool call.
     """
     tag = getattr(env_class(task_env.env.id), "final_tag", None)
     if tag is None or not takes(task_env.env.id, "max_turns"):
         return f"{task_env.env.id} cannot be asked without a search: it takes no max_turns or has no tag for an answer"
-    if native or hasattr(policy, "chat"):  # it takes messages
+    if native or hasattr(policy, "chat"):  # the policy accepts messages only
         asked = (
             task_env.varied(prompt=NATIVE_PROMPT if native else PROMPT)
             if takes(task_env.env.id, "prompt")
@@ -47,11 +47,11 @@ def closed_book(task_env: TaskEnv, policy: Policy, *, native: bool = False) -> t
 
 
 class AnsweringPolicy(PolicyWrapper):
-    """A policy every turn of which begins with a given text.
+    """A policy all of whose turns begin with a given text.
 
     Args:
-        policy: samples the rest.
-        opening: what stands before it.
+        policy: The policy that samples the rest of the turn.
+        opening: The text at the beginning of each turn.
     """
 
     def __init__(self, policy: Policy, opening: str) -> None:
@@ -62,7 +62,7 @@ class AnsweringPolicy(PolicyWrapper):
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, episode: str | None = None, **images: Any
     ) -> Completion:
-        """What the policy writes after the opening; log-probs of the opening are 0.
+        """Samples the rest of the turn after the opening. The log-probs of the opening are 0.
 
         Raises:
             PolicyFault: the policy failed.

@@ -1,4 +1,4 @@
-"""Two evaluations of the same questions against each other, and one evaluation under another scorer."""
+"""Compares two evaluations of the same questions, and adds further scorers to one evaluation."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from agentenv.errors import ConfigurationError
-from agentenv.evaluation.llm_judge import kept_grades
+from agentenv.evaluation.llm_judge import cached_grades
 from agentenv.evaluation.records import (
     EpisodeRecord,
     Evaluation,
@@ -40,7 +40,7 @@ Pair = tuple[EpisodeRecord, EpisodeRecord]
 
 
 def compare_suites(dir_a: Path, dir_b: Path, *, scorer: str | None = None) -> Json:
-    """Compares two suites set by set; of every scorer all p-values are corrected for the number of sets (Holm).
+    """Compares two suites set by set. P-values are corrected for the number of sets, for each scorer separately (Holm).
 
     Returns:
         ``sets`` holds the comparison of each set, as `compare` gives it, its rows with ``p_mcnemar_holm`` and
@@ -48,7 +48,7 @@ def compare_suites(dir_a: Path, dir_b: Path, *, scorer: str | None = None) -> Js
         the questions of these sets. P-values are not corrected for the number of scorers.
 
     Raises:
-        ConfigurationError: not the same sets, or as in `compare`.
+        ConfigurationError: the suites have different sets, or one of the reasons of `compare`.
     """
     names, others = (read_suite_summary(directory)["sets"] for directory in (dir_a, dir_b))
     if sorted(names) != sorted(others):
@@ -58,7 +58,7 @@ def compare_suites(dir_a: Path, dir_b: Path, *, scorer: str | None = None) -> Js
     both = {name: _compared(dir_a / name, dir_b / name, scorer, 0) for name in names}
     sets = {name: found for name, (found, _) in both.items()}
     _correct(sets)
-    values: dict[str, list[_Measured]] = {}
+    values: dict[str, list[_PairedValues]] = {}
     for _, measured in both.values():
         for name, one in measured.items():
             values.setdefault(name, []).append(one)
@@ -91,29 +91,33 @@ def _correct(sets: Mapping[str, Json]) -> None:
 def compare(dir_a: Path, dir_b: Path, *, scorer: str | None = None, seed: int = 0) -> Json:
     """Pairs two evaluation folders by question id.
 
-    Differences are B minus A: positive means that the second is better. Questions on which either run had an infrastructure
-    failure are left out of both and counted, the failures of each run besides; those that a judge has not graded in both are
-    left out of its row. Where questions share a passage, both tests are over passages. Judges' grades come from the folders.
+    Differences are B minus A: a positive one means that the second is better. Questions on which either run had an
+    infrastructure failure are left out of both and counted, as are the failures of each run. Questions that a judge has not
+    graded in both runs are left out of its row. If questions share a passage, both tests treat each passage as a cluster.
+    Grades of judges are read from the folders.
 
     Args:
-        dir_a: an evaluation folder.
-        dir_b: another one, over the same questions.
-        scorer: one scorer, or a judge as ``judge_RUBRIC``; None compares under all that both have.
-        seed: of the bootstrap.
+        dir_a: An evaluation folder.
+        dir_b: Another evaluation folder over the same questions.
+        scorer: One scorer, or a judge as ``judge_RUBRIC``; None compares all that both folders have.
+        seed: The seed of the bootstrap.
 
     Returns:
-        Both folders, the number of questions and, for each scorer, the difference with its interval and tests; ``notes``
-        where rewards were paid under other settings. Where the questions are of several sets, ``by_set`` has the same for
-        each set, its p-values also corrected for their number as in `compare_suites`; intervals are each of 95 %.
+        Both folders, the number of questions and, for each scorer, the difference with its interval and tests; ``notes`` if
+        rewards were paid under other settings. If the questions belong to several sets, ``by_set`` has the same for each
+        set, with p-values that are also corrected for the number of sets as in `compare_suites`. Each interval has a level
+        of 95 %.
 
     Raises:
-        ConfigurationError: other data set, questions, scorer version or judge, or no scorer in common.
+        ConfigurationError: data set, questions, scorer version or judge differ, or the folders have no scorer in common.
     """
     return _compared(dir_a, dir_b, scorer, seed)[0]
 
 
-def _compared(dir_a: Path, dir_b: Path, scorer: str | None, seed: int) -> tuple[Json, dict[str, "_Measured"]]:
-    """What `compare` returns, and the values that it is made of by scorer."""
+def _compared(
+    dir_a: Path, dir_b: Path, scorer: str | None, seed: int
+) -> tuple[Json, dict[str, "_PairedValues"]]:
+    """Returns the result of `compare`, and the values by scorer from which it was computed."""
     a, b = read_evaluation(dir_a), read_evaluation(dir_b)
     pairs = _pair(a, b)
     measured = {name: _measured(name, (a, b), pairs) for name in _common_scorers(a, b, scorer)}
@@ -161,10 +165,10 @@ def _of_set(
     name: str,
     sides: tuple[Evaluation, Evaluation],
     pairs: Sequence[Pair],
-    measured: Mapping[str, "_Measured"],
+    measured: Mapping[str, "_PairedValues"],
     seed: int,
 ) -> Json:
-    """The comparison on the questions of one set, without the scorers that have no value in it."""
+    """Compares the questions of one set; scorers without a value in this set are left out."""
     (a, b) = ([record for record in side.records if record.get("set") == name] for side in sides)
     own = [pair for pair in pairs if pair[0].get("set") == name]
     parts = {scorer: m.of_set(name) for scorer, m in measured.items()}
@@ -173,10 +177,10 @@ def _of_set(
 
 
 def rescore(directory: Path, scorers: Sequence[str]) -> Json:
-    """Adds scorers to ``results.json`` from the same episodes; returns the new content.
+    """Adds scorers to ``results.json``, computed from the same episodes; returns the new content.
 
     Raises:
-        ConfigurationError: not an evaluation folder, an unknown scorer, or one that is read off what no episode has.
+        ConfigurationError: the folder is no evaluation, or a scorer is unknown or needs an entry that no episode has.
             Nothing is written then.
     """
     evaluation = read_evaluation(directory)
@@ -243,10 +247,10 @@ def _pair(a: Evaluation, b: Evaluation) -> list[Pair]:
 
 
 def _common_scorers(a: Evaluation, b: Evaluation, scorer: str | None) -> list[str]:
-    """The scorers to compare under, and the judges, which are called ``judge_RUBRIC``."""
+    """Returns the scorers to compare, and the judges, which are named ``judge_RUBRIC``."""
     (all_a, all_b) = tables = [_scored_by(side) for side in (a, b)]
     if scorer is not None and not any(scorer in found for found in tables):
-        measure_of(scorer)  # an unknown name gets the nearest one
+        measure_of(scorer)  # raises UnknownName for an unknown one
     names = [name for name in all_a if name in all_b] if scorer is None else [scorer]
     if not names:
         raise ConfigurationError(
@@ -270,7 +274,7 @@ def _scored_by(side: Evaluation) -> dict[str, Json]:
 
 
 def _refuse_other_measure(name: str, a: Json, b: Json) -> None:
-    """Refuses two scores of one name that were not made alike."""
+    """Refuses to compare two scores of the same name that were computed differently."""
     if "judge" in a:
         if (a["judge"], a["prompt_sha256"]) != (b["judge"], b["prompt_sha256"]):
             raise ConfigurationError(
@@ -287,38 +291,40 @@ def _refuse_other_measure(name: str, a: Json, b: Json) -> None:
 
 
 @dataclass(frozen=True)
-class _Measured:
-    """The values of both runs under one scorer, on the questions that it could score in both."""
+class _PairedValues:
+    """The values of both runs under one scorer, on the questions that it could score in both runs."""
 
     a: list[float]
     b: list[float]
     clusters: list[str]
     sets: list[Any]
-    """The set of each question; None where the evaluation is of one set."""
+    """The set of each question; None if the evaluation has a single set."""
     version: int
     binary: bool
 
-    def of_set(self, name: str) -> "_Measured":
-        """The values on the questions of one set."""
+    def of_set(self, name: str) -> "_PairedValues":
+        """Returns the values on the questions of one set."""
         kept = [own == name for own in self.sets]
         columns = (self.a, self.b, self.clusters, self.sets)
         a, b, clusters, sets = (list(compress(column, kept)) for column in columns)
-        return _Measured(a, b, clusters, sets, self.version, self.binary)
+        return _PairedValues(a, b, clusters, sets, self.version, self.binary)
 
     @property
     def differences(self) -> list[float]:
-        """Of each question the second value less the first."""
+        """The second value minus the first, for each question."""
         return [y - x for x, y in zip(self.a, self.b, strict=True)]
 
 
-def _measured(name: str, sides: tuple[Evaluation, Evaluation], pairs: Sequence[Pair]) -> _Measured:
+def _measured(name: str, sides: tuple[Evaluation, Evaluation], pairs: Sequence[Pair]) -> _PairedValues:
     columns = [list(column) for column in zip(*pairs, strict=True)]
     clusters = clusters_of(columns[0])
     sets = [record.get("set") for record in columns[0]]
     if "judge" not in (table := _scored_by(sides[0])[name]):
         a, b = (values_of(column, name) for column in columns)
-        return _Measured(a, b, clusters, sets, measure_of(name).version, measure_of(name).binary)
-    graded = [kept_grades(side.directory, table, column) for side, column in zip(sides, columns, strict=True)]
+        return _PairedValues(a, b, clusters, sets, measure_of(name).version, measure_of(name).binary)
+    graded = [
+        cached_grades(side.directory, table, column) for side, column in zip(sides, columns, strict=True)
+    ]
     kept = [
         (x.value, y.value, cluster, own)
         for x, y, cluster, own in zip(*graded, clusters, sets, strict=True)
@@ -330,10 +336,10 @@ def _measured(name: str, sides: tuple[Evaluation, Evaluation], pairs: Sequence[P
         )
     binary = set(get_rubric(table["rubric"]).verdicts.values()) <= {0.0, 1.0}
     left, right, passages, of = (list(column) for column in zip(*kept, strict=True))
-    return _Measured(left, right, passages, of, table["version"], binary)
+    return _PairedValues(left, right, passages, of, table["version"], binary)
 
 
-def _compare_under(m: _Measured, seed: int) -> Json:
+def _compare_under(m: _PairedValues, seed: int) -> Json:
     signs = [(y > x) - (y < x) for x, y in zip(m.a, m.b, strict=True)]
     only_a, only_b = signs.count(-1), signs.count(1)
     clustered = len(set(m.clusters)) < len(m.clusters)

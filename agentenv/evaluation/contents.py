@@ -1,7 +1,7 @@
-"""Digests of all that the names of a benchmark stand for: questions, corpus, index, policy, environment.
+"""Digests of everything that a benchmark refers to by name: questions, corpus, index, policy, environment.
 
-They are taken from the disk before anything is opened, so that a finished evaluation is compared in seconds too. A folder
-whose evaluation was made of other content is refused (``agentenv.evaluation.journal.claim``).
+They are computed from the disk before anything is opened, so that a finished evaluation is verified within seconds. A folder
+whose evaluation used other content is refused (``agentenv.evaluation.journal.lock_folder``).
 """
 
 import re
@@ -25,10 +25,12 @@ from agentenv.policies.policy_spec import is_router, policy_digest, policy_folde
 from agentenv.retrievers.retriever_spec import LOADERS, make_retriever
 from agentenv.retrievers.storage.corpus import as_corpus
 
-_GIVEN = {*sys.stdlib_module_names, "gymnasium", "pydantic", "numpy", "typing_extensions"} - {"__main__"}
-"""What environments are built on and do not change with them."""
+_STABLE_MODULES = {*sys.stdlib_module_names, "gymnasium", "pydantic", "numpy", "typing_extensions"} - {
+    "__main__"
+}
+"""Modules that environments depend on, but that do not belong to an environment's own source."""
 _POLICY = re.compile(r"hf:[^@,\s]+")
-"""A policy in a folder within a retriever's spec, such as that of a simulated search."""
+"""Matches a policy folder within a retriever's spec, such as that of a simulated search."""
 
 
 def content_digests(
@@ -41,20 +43,21 @@ def content_digests(
     retriever: Retriever | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> dict[str, str]:
-    """The digests, by what they are of; empty where there is nothing, or nothing that could be compared.
+    """Returns the digests by what they describe; entries without comparable content are missing.
 
     Args:
-        source: The questions, with the corpus that is searched.
+        source: The questions, with the corpus to search.
         search: The retriever.
-        env: Id of the environment.
-        name: The spec of the policy, or the name of one that is given.
-        policy: The policy itself, where it has no spec.
-        retriever: The retriever itself, where it has none.
-        options: Those of the environment, its tasks and the strategy; files, models and policies that they name count.
+        env: The id of the environment.
+        name: The spec of the policy, or the name of a given policy object.
+        policy: The policy object, if there is no spec.
+        retriever: The retriever object, if there is no spec.
+        options: Options of the environment, its tasks and the strategy. The files, models and policies they name are
+            included.
 
     Raises:
         OSError: a file cannot be read.
-        RetrieverFault: a retriever behind an address does not answer.
+        RetrieverFault: a retriever at a network address does not answer.
     """
     weights = policy is None and (name == "tiny" or name.startswith(("hf:", "vllm:", "router:")))
     return {
@@ -68,7 +71,7 @@ def content_digests(
 
 
 def named_in(options: Mapping[str, Any]) -> dict[str, str]:
-    """The digest of what each option names on this disk, by its key; nothing of one that names nothing."""
+    """Returns the digest of what each option names on this disk, by key; options that name nothing are missing."""
     found: dict[str, str] = {}
     for key, text in texts_in(options):
         if (weights := _weights(text)) is not None:
@@ -79,9 +82,9 @@ def named_in(options: Mapping[str, Any]) -> dict[str, str]:
 
 
 def written_since(contents: Mapping[str, str], options: Mapping[str, Any]) -> list[str]:
-    """The keys of ``contents`` whose files have changed: what the environment writes is no part of the evaluation.
+    """Returns the keys of ``contents`` whose files have changed: files that the environment writes do not identify it.
 
-    Models and policies are not read again: nothing writes to them while they are used.
+    Models and policies are not read again, because nothing writes to them while they are used.
     """
     found: list[str] = []
     for key, text in texts_in(options):
@@ -99,7 +102,7 @@ def _is_policy(spec: str) -> bool:
 
 
 def _weights(spec: str) -> str | None:
-    """The digest of a policy in a folder, with settings behind it or not; None of any other text."""
+    """Returns the digest of a policy folder, whether or not settings follow it in ``spec``; None for any other text."""
     if not _is_policy(spec):
         return None
     with suppress(AgentEnvError, OSError):
@@ -110,7 +113,7 @@ def _weights(spec: str) -> str | None:
 
 
 def _given(name: str, policy: Policy) -> str:
-    """The digest of an agent's source; of another object its class and the version of its weights, all that it says."""
+    """Returns the digest of an agent's source; for other objects, of their class and the version of their weights."""
     return str(getattr(policy, "digest", f"{name}, version {policy.version}"))
 
 
@@ -123,8 +126,8 @@ def _corpus(source: Source) -> str:
 
 
 def _index(spec: str) -> str:
-    """The digest of what a retriever's spec names on this disk, or of what a server says of itself."""
-    if spec in BUILT:  # it is built over the corpus, which has a digest of its own
+    """Returns the digest of what a retriever's spec names on this disk, or of what a server reports about itself."""
+    if spec in BUILT:  # built over the corpus, which has its own digest
         return ""
     kind, _, rest = spec.partition(":")
     if kind in LOADERS and (index := existing_path(rest)) is not None:
@@ -133,34 +136,36 @@ def _index(spec: str) -> str:
         return make_retriever(spec).info().fingerprint
     if kind in ("cassette", "rerank"):
         file, at, inner = rest.partition("@")
-        replayed = kind == "cassette" and not at and Path(file).is_file()  # with one behind it, it grows
+        # a cassette with a retriever behind it grows
+        replayed = kind == "cassette" and not at and Path(file).is_file()
         return file_digest(Path(file)) if replayed else _index(inner)
     models = [digest for one in _POLICY.findall(spec) if (digest := _weights(one)) is not None]
     return value_digest([spec, *models]) if models else spec
 
 
 def environment_digest(env: str) -> str:
-    """A digest of the source that defines it: of each module that its class and the classes above it come from.
+    """Returns a digest of an environment's source: of each module that defines its class or a base class.
 
-    Modules of the same folder whose functions and classes they use, such as the parts of a search environment, belong to it.
-    A module of another package stands for that whole package, because what it imports may decide a score as well.
+    Modules in the same folder whose functions and classes these use (the parts of a search environment, for example) are
+    included. A module of another package stands for that whole package, because what it imports may influence a score.
     """
     cls = env_class(env)
     if is_remote(env):
-        return value_digest(vars(cls)["card"])  # what the server says of it: its source is not here
+        # the server's description, because the source is not available
+        return value_digest(vars(cls)["card"])
     names = {name for base in cls.__mro__ for name in (base.__module__, *_neighbours(base.__module__))}
     tops = {name: name.partition(".")[0] for name in names}
-    sources = {name if top == "agentenv" else top for name, top in tops.items() if top not in _GIVEN}
+    sources = {name if top == "agentenv" else top for name, top in tops.items() if top not in _STABLE_MODULES}
     return value_digest([(name, _source_digest(sys.modules.get(name))) for name in sorted(sources)])
 
 
 def part_digest(entry_point: str) -> str:
-    """A digest of the source of a part ``module:name`` that was imported: of its module, or of the package that it is in."""
+    """Returns a digest of the source of an imported part ``module:name``: of its module, or of its package."""
     return _source_digest(sys.modules.get(entry_point.partition(":")[0].partition(".")[0]))
 
 
 def _neighbours(name: str) -> Iterator[str]:
-    """The modules in the folder of an environment's module whose functions and classes it uses."""
+    """Yields the modules in the folder of an environment's module whose functions and classes it uses."""
     folder = f"{name.rpartition('.')[0]}."
     if folder.startswith("agentenv.envs.") and name in sys.modules:
         homes = (getattr(value, "__module__", None) for value in vars(sys.modules[name]).values())
@@ -168,7 +173,7 @@ def _neighbours(name: str) -> Iterator[str]:
 
 
 def _source_digest(module: ModuleType | None) -> str:
-    """The digest of the Python files of a package, or of the file of a module; empty where there is no file."""
+    """Returns the digest of the Python files of a package, or of a module's file; empty without a file."""
     folders = [Path(place) for place in getattr(module, "__path__", ())]
     files = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
     if not folders and (file := getattr(module, "__file__", None)):

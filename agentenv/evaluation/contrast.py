@@ -1,7 +1,7 @@
-"""Which capabilities an agent lacks: failures contrasted with successes (TRACE, arXiv:2604.05336).
+"""Finds the capabilities that an agent lacks by contrasting failures with successes (TRACE, arXiv:2604.05336).
 
-Each episode is labelled with the capabilities that it lacks, by a programme or by several passes of a language model. A
-capability is kept if episodes that fail lack it clearly more often than those that succeed, and if the passes agree.
+Each episode is labelled with the capabilities that it lacks, by a program or by several passes of a language model. A
+capability is kept if failed episodes lack it clearly more often than successful ones, and if the passes agree.
 """
 
 import json
@@ -21,13 +21,13 @@ from agentenv.policies.endpoint import Chat
 PASSES = 10
 """Passes of a model over each episode, as in the paper."""
 LEAST_CONTRAST, LEAST_AGREEMENT, MOST = 0.2, 0.7, 6
-"""What a capability must have to be kept, and how many are; the paper's thresholds were not found."""
+"""Thresholds for keeping a capability, and the largest number kept. The paper's thresholds were not found."""
 LEAST_LACKED = 0.2
-"""Share of the episodes that call for a capability which have to lack it, where a programme says which call for it. Without
-this a capability that is nearly always shown has a contrast of 1 once the few episodes that lack it fail. No world of such a
-capability would lie within the band of success rates, but each would be measured."""
-_SHOWN = 4  # episodes of each outcome that are shown when capabilities are proposed
-_CHARS = 6000  # of one episode
+"""The share of episodes that need a capability which must lack it, if a program labels the episodes. Without this threshold,
+a capability that is nearly always shown would have a contrast of 1 as soon as the few episodes that lack it fail. No
+environment for such a capability would lie within the range of useful success rates, but each would be measured."""
+_EPISODES_SHOWN = 4  # number of episodes of each outcome in the prompt that asks for capabilities
+_CHARS = 6000  # characters of one episode
 _REPLY_TOKENS = 1024
 
 PROPOSE = """\
@@ -47,28 +47,28 @@ an empty list if it lacks none.
 
 @dataclass(frozen=True)
 class Labels:
-    """What one episode lacks."""
+    """The capabilities that one episode lacks."""
 
     solved: bool
     lacks: Mapping[str, float]
-    """Share of the passes that say so, by capability; without those that its task does not call for."""
+    """Share of the passes that report the lack, by capability; capabilities that the task does not need are missing."""
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """How one capability stands."""
+    """Statistics of one capability over labelled episodes."""
 
     capability: str
     episodes: int
-    """That call for it."""
+    """Number of episodes that need it."""
     in_failures: float
     """P(lack | failure); 0 without failures."""
     in_successes: float
     """P(lack | success); 0 without successes."""
     in_all: float
-    """P(lack) among the episodes that call for it."""
+    """P(lack) among the episodes that need the capability."""
     agreement: float
-    """Mean share of the passes that agree with their majority; 1 for a programme."""
+    """Mean share of the passes that agree with the majority; 1 for labels by a program."""
     kept: bool
 
     @property
@@ -85,15 +85,15 @@ def contrasts(
     least_lacked: float = 0.0,
     most: int = MOST,
 ) -> list[Contrast]:
-    """Every capability that was labelled, the widest contrast first; ``kept`` are at most ``most`` of them.
+    """Returns all labelled capabilities, the widest contrast first; at most ``most`` of them are ``kept``.
 
     Args:
-        labels: Of each episode.
-        least_contrast: s from which a capability counts as lacking.
-        least_agreement: Agreement of the passes that this needs.
-        least_lacked: P(lack) that this needs. 0 suits labels by a model, which do not say what an episode calls for: there a
-            capability that few tasks call for is lacking in few.
-        most: Capabilities that are kept.
+        labels: The labels of each episode.
+        least_contrast: The smallest contrast S of a kept capability.
+        least_agreement: The smallest agreement of the passes of a kept capability.
+        least_lacked: The smallest P(lack) of a kept capability. 0 suits labels by a model, which do not say whether an
+            episode needs a capability: one that few tasks need is lacking in few.
+        most: The largest number of kept capabilities.
     """
     found: list[Contrast] = []
     for name in sorted({name for one in labels for name in one.lacks}):
@@ -113,12 +113,12 @@ def contrasts(
 def label_by_skills(
     records: Sequence[EpisodeRecord], values: Sequence[float], skills: Mapping[str, Skill]
 ) -> list[Labels]:
-    """Labels by programme, one pass; faults say nothing.
+    """Labels episodes by a program, in a single pass. Faults are left out.
 
     Args:
-        records: Episodes of an evaluation.
+        records: The episodes of an evaluation.
         values: Their scores.
-        skills: What to look for, by capability.
+        skills: The skill to look for, by capability.
     """
     return [
         Labels(
@@ -142,21 +142,21 @@ async def propose(
     *,
     most: int = MOST,
 ) -> dict[str, str]:
-    """Capabilities that a model names when it compares failures with successes, with their descriptions.
+    """Asks a model to name capabilities by comparing failures with successes; returns descriptions by name.
 
     Args:
         chat: The model.
-        records: Episodes of an evaluation.
+        records: The episodes of an evaluation.
         values: Their scores.
-        known: Names that are not proposed again.
-        most: Capabilities at most.
+        known: Names that must not be proposed again.
+        most: The largest number of capabilities.
 
     Raises:
-        JudgeFault: the reply is no such list.
-        EndpointFault: no reply could be had.
+        JudgeFault: the reply does not contain such a list.
+        EndpointFault: the endpoint gave no reply.
     """
     pairs = [(r, cause_of(r, v) == "correct") for r, v in zip(records, values, strict=True) if r["valid"]]
-    samples = [[r for r, won in pairs if won is wanted][:_SHOWN] for wanted in (False, True)]
+    samples = [[r for r, won in pairs if won is wanted][:_EPISODES_SHOWN] for wanted in (False, True)]
     said = ("failed", "succeeded")
     episodes = "\n".join(
         f"This episode {what}:\n{transcript(r)}"
@@ -182,20 +182,20 @@ async def label_by_model(
     *,
     passes: int = PASSES,
 ) -> list[Labels]:
-    """Labels by ``passes`` independent replies of a model over each episode.
+    """Labels each episode by ``passes`` independent replies of a model.
 
-    A reply that cannot be read or had is no vote, and neither is one to an episode that does not fit the model's context. An
-    episode without a vote is left out, and so is one that a fault ended.
+    A reply that is missing or cannot be parsed is not counted, and neither is one to an episode that does not fit into the
+    model's context. An episode without any counted reply is left out, and so is one that ended by a fault.
 
     Args:
         chat: The model.
-        records: Episodes of an evaluation.
+        records: The episodes of an evaluation.
         values: Their scores.
         capabilities: Descriptions by name.
-        passes: Replies for each episode.
+        passes: The number of replies for each episode.
 
     Raises:
-        JudgeFault: no reply to any episode could be read or had; says why of the last.
+        JudgeFault: no reply to any episode could be obtained and parsed; the message gives the reason of the last one.
         ConfigurationError: the endpoint refuses the key or the model.
     """
     listed = "\n".join(f"- {name}: {text}" for name, text in capabilities.items())
@@ -231,16 +231,16 @@ async def label_by_model(
 
 
 def transcript(record: EpisodeRecord) -> str:
-    """An episode as a model is shown it, without its accepted answers."""
+    """Writes an episode as the model sees it, without the accepted answers."""
     turns = "\n".join(f"{turn['action']}\n{turn['observation']}" for turn in record.get("turns", ()))
     return shortened(f"Task: {record['question']}\n{turns}", _CHARS)
 
 
 def _json_list(text: str) -> list[Any]:
-    """The JSON list in a reply, whatever stands around it.
+    """Parses the JSON list in a reply, whatever text surrounds it.
 
     Raises:
-        JudgeFault: there is none.
+        JudgeFault: the reply has no JSON list.
     """
     start, end = text.find("["), text.rfind("]")
     try:

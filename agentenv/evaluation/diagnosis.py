@@ -1,18 +1,18 @@
-"""Why an evaluation came out as it did: errors by cause, evidence that was found, and what an answer cost.
+"""Explains the result of an evaluation: causes of errors, evidence that was found, and tokens per answer.
 
-Pure functions over records. The causes, each episode having one:
+All functions are pure functions of records. Each episode has one of these causes:
 
-- ``retrieval_miss``: answered wrong, and what was shown did not hold what the question needs;
-- ``read_miss``: answered wrong although it did;
-- ``format``: no answer, and the last action was none that the environment knows;
+- ``retrieval_miss``: a wrong answer, and what was shown did not contain what the question needs;
+- ``read_miss``: a wrong answer although it did;
+- ``format``: no answer, and the last action was not one that the environment knows;
 - ``gave_up``: no answer after well-formed actions, or an empty one;
-- ``fault``: ours.
+- ``fault``: an infrastructure failure.
 
-Where nothing says which documents were found, it is unknown what an episode was shown: wrong answers
-are ``unsolved`` without a cause, and whatever would be counted from the documents is left out.
+If it is unknown which documents were found, it is also unknown what an episode was shown. Wrong answers are then
+``unsolved`` without a cause, and statistics of documents are left out.
 
-What a question needs are its supporting documents where the set names them, otherwise a passage that holds an accepted
-answer. "Yes" and "no" cannot be looked up: without supporting documents any passage counts as enough for them.
+A question needs its supporting documents if the set names them, and otherwise a passage that contains an accepted answer.
+"Yes" and "no" cannot be looked up: without supporting documents, any passage counts as sufficient for them.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ from typing import Any
 
 from agentenv.core.env_lifecycle import reason_in
 from agentenv.core.grammar import earliest_block
-from agentenv.core.scoring.evidence import holds_answer, looked_up
+from agentenv.core.scoring.evidence import findable_answers, holds_answer
 from agentenv.core.scoring.normalize import squad, squad_words
 from agentenv.core.types import Task
 from agentenv.envs.search.local_search import TAGS
@@ -31,18 +31,17 @@ Json = dict[str, Any]
 
 CAUSES = ("retrieval_miss", "read_miss", "format", "gave_up", "fault")
 UNSOLVED = "unsolved"
-CORRECT = (
-    0.5  # a value of the headline scorer from which an answer counts as right; 0/1 scorers are as they are
-)
+# smallest value of the headline scorer at which an answer counts as correct; scorers of 0 and 1 are unaffected
+CORRECT = 0.5
 MAX_COVERED_DOCUMENTS = 1_000_000  # reading more for the coverage takes minutes
 
 
 def cause_of(record: EpisodeRecord, value: float) -> str:
-    """``correct``, one of ``CAUSES``, or ``unsolved`` where the cause cannot be known.
+    """Returns ``correct``, one of ``CAUSES``, or ``unsolved`` if the cause is unknown.
 
     Args:
-        record: an episode.
-        value: its score.
+        record: An episode.
+        value: Its score.
     """
     if not record["valid"]:
         return "fault"
@@ -58,17 +57,17 @@ def cause_of(record: EpisodeRecord, value: float) -> str:
 
 
 def ends_in_no_action(record: EpisodeRecord) -> bool:
-    """Whether the last action is none that the environment knows; a search where only an answer counts is one."""
+    """Whether the last action was not one that the environment knows; a search where only an answer counts is known."""
     turns = record.get("turns") or ()
     broken = bool(turns) and not turns[-1].get("valid", True)
     return broken and earliest_block(turns[-1]["action"], TAGS) is None
 
 
 def fault_reasons(records: Iterable[EpisodeRecord]) -> Json:
-    """Why episodes of an evaluation are in no score, and how many for each reason, the most common first.
+    """Counts why episodes of an evaluation are excluded from all scores, the most common reason first.
 
     Args:
-        records: of the evaluation; those whose texts nobody is shown give no reason.
+        records: The records of the evaluation. Records whose texts nobody may see give no reason.
     """
     counted = Counter(
         reason_in(record.get("error", ""), record["end_reason"])
@@ -79,7 +78,7 @@ def fault_reasons(records: Iterable[EpisodeRecord]) -> Json:
 
 
 def known_searches(records: Sequence[EpisodeRecord]) -> list[EpisodeRecord]:
-    """``records``, in which an episode that named no documents did not search, where others of the same run name theirs."""
+    """Returns ``records``; an episode without documents counts as one without a search if other episodes name documents."""
     if not any(record.get("retrieved_ids") for record in records):
         return list(records)
     return [
@@ -89,17 +88,17 @@ def known_searches(records: Sequence[EpisodeRecord]) -> list[EpisodeRecord]:
 
 
 def measured(records: Iterable[EpisodeRecord]) -> bool:
-    """Whether it is known of every episode what its searches found; episodes that failed say nothing."""
+    """Whether it is known for every valid episode what its searches found."""
     return all(record["searches"] is not None for record in records if record["valid"])
 
 
 def error_table(records: Sequence[EpisodeRecord], values: Sequence[float], scorer: str) -> Json:
-    """How many episodes have each cause, and how many right answers came without the evidence.
+    """Counts the episodes of each cause, and the right answers without evidence.
 
     Args:
-        records: all episodes, faults included.
-        values: their scores, anything for a fault.
-        scorer: what made the scores.
+        records: All episodes, including faults.
+        values: Their scores, any value for a fault.
+        scorer: The scorer of these values.
     """
     counts = Counter(cause_of(record, value) for record, value in zip(records, values, strict=True))
     lucky = sum(
@@ -115,34 +114,34 @@ def error_table(records: Sequence[EpisodeRecord], values: Sequence[float], score
 
 
 def evidence_found(record: EpisodeRecord) -> bool:
-    """Whether the episode was shown what its question needs."""
+    """Whether the episode was shown the evidence that its question needs."""
     if supporting := record.get("supporting_ids"):
         return set(supporting) <= _seen(record)
-    if looked_up(record["answers"]):
+    if findable_answers(record["answers"]):
         return answer_shown(record)
     return bool(_seen(record))
 
 
 def answer_shown(record: EpisodeRecord) -> bool:
-    """Whether an accepted answer stands in an observation, as whole words after normalisation.
+    """Whether an observation contains an accepted answer as whole words after normalisation.
 
-    What came back for a malformed action or a failed call does not count: it may repeat what the policy wrote.
+    Observations after malformed actions or failed calls do not count, because they may repeat the policy's text.
     """
     shown = [turn.get("observation", "") for turn in record.get("turns") or () if turn.get("valid", True)]
     return holds_answer(" ".join(shown), record["answers"])
 
 
 def support(scored: Sequence[EpisodeRecord]) -> Json:
-    """Evidence over whole episodes.
+    """Measures the evidence that whole episodes found.
 
-    Where it is not known what the searches found, only what stands in the observations is counted.
+    If it is unknown what the searches found, only what the observations contain is counted.
 
     Returns:
         ``support_recall``, the mean share of the supporting documents that any search of the episode returned, and
-        ``all_support``, the share of questions with all of them, null where the set names none; ``answer_shown``, the
-        share of the ``answer_shown_n`` questions with an answer that can be looked up that saw one.
+        ``all_support``, the share of questions with all of them (both null if the set names none); ``answer_shown``, the
+        share of the ``answer_shown_n`` questions with an answer that can be looked up whose episode was shown one.
     """
-    lookups = [record for record in scored if looked_up(record["answers"])]
+    lookups = [record for record in scored if findable_answers(record["answers"])]
     shown: Json = {
         "answer_shown": _mean([answer_shown(record) for record in lookups]),
         "answer_shown_n": len(lookups),
@@ -162,12 +161,12 @@ def support(scored: Sequence[EpisodeRecord]) -> Json:
 
 
 def costs(scored: Sequence[EpisodeRecord], correct: int, unit: str) -> Json:
-    """Tokens a question and a right answer; ``total`` counts prompts and observations once each.
+    """Returns tokens per question and per right answer. ``total`` counts prompts and observations once each.
 
     Args:
-        scored: the valid episodes.
-        correct: how many of them are right.
-        unit: what a token of the policy is.
+        scored: The valid episodes.
+        correct: The number of right answers among them.
+        unit: The name of the policy's unit of text.
     """
     found: Json = {"unit": unit}
     for kind in ("policy", "total"):
@@ -178,13 +177,15 @@ def costs(scored: Sequence[EpisodeRecord], correct: int, unit: str) -> Json:
 
 
 def coverage(tasks: Sequence[Task], texts: Iterable[str]) -> Json:
-    """How many questions have an accepted answer, as whole words after normalisation, somewhere in a corpus.
+    """Counts the questions of which an accepted answer is in the corpus, as whole words after normalisation.
 
     Args:
-        tasks: the questions; those whose answers are only yes, no or nothing are left out of ``n``.
-        texts: the passages.
+        tasks: The questions. Those with only yes, no or empty answers are not counted in ``n``.
+        texts: The passages of the corpus.
     """
-    wanted = {task.id: [tuple(squad_words(answer)) for answer in looked_up(task.answers)] for task in tasks}
+    wanted = {
+        task.id: [tuple(squad_words(answer)) for answer in findable_answers(task.answers)] for task in tasks
+    }
     answers = {answer for found in wanted.values() for answer in found}
     lengths: dict[str, set[int]] = {}
     for words in answers:

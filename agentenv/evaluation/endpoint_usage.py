@@ -1,7 +1,7 @@
-"""What an evaluation asks of a model behind an endpoint: how many requests it will make, and what it has used in all.
+"""Usage of a model endpoint by an evaluation: a forecast of the requests, and the tokens and costs so far.
 
-Usage is written to ``usage.json`` while episodes finish and when the evaluation fails, so that a run which is stopped and
-goes on counts what it has paid before.
+Usage is written to ``usage.json`` whenever episodes finish and when the evaluation fails, so that a resumed evaluation
+includes what was paid before.
 """
 
 import inspect
@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from agentenv.core.io.claims import require_place
+from agentenv.core.io.claims import require_claimed_folder
 from agentenv.core.io.files import write_text
 from agentenv.core.registry import env_class
 from agentenv.errors import ConfigurationError
@@ -22,14 +22,14 @@ from agentenv.policies.openai import OpenAIPolicy
 
 
 class EndpointUsage:
-    """The usage of an evaluation over all processes that have worked on it.
+    """The usage of an evaluation, summed over all processes that have worked on it.
 
     Args:
-        policy: whose requests are counted.
-        directory: of the evaluation.
+        policy: The policy whose requests are counted.
+        directory: The folder of the evaluation.
 
     Raises:
-        ConfigurationError: its ``usage.json`` holds something else.
+        ConfigurationError: its ``usage.json`` has other content.
     """
 
     def __init__(self, policy: OpenAIPolicy, directory: Path) -> None:
@@ -42,11 +42,11 @@ class EndpointUsage:
             )
 
     def total(self) -> dict[str, float]:
-        """The usage up to now."""
+        """The usage so far."""
         return {name: self._earlier.get(name, 0) + used for name, used in self._policy.usage().items()}
 
     def save(self) -> dict[str, float]:
-        """Returns the usage, and writes it down once there is a reply that may have to be paid."""
+        """Returns the usage, and writes it to the file once there is a reply that may have to be paid for."""
         total = self.total()
         if any(total[name] for name in ("prompt_tokens", "completion_tokens", "unmetered")):
             write_text(self._path, json.dumps(total) + "\n")
@@ -54,25 +54,24 @@ class EndpointUsage:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Writes the usage down when the block fails as well, also of replies whose episode has not finished."""
+        """Also writes the usage if the block fails, so that replies of unfinished episodes are included."""
         try:
             yield
         except BaseException:
-            with suppress(OSError):  # what failed is said, and not that this did too
-                require_place(self._path.parent)
+            with suppress(OSError):  # the original error is reported, and not this one
+                require_claimed_folder(self._path.parent)
                 self.save()
             raise
 
 
 def forecast(phases: Mapping[str, tuple[TaskEnv, int]]) -> tuple[int, int | None]:
-    """The least and the most requests of what is still to be played, retries left out.
+    """Returns the smallest and the largest number of requests still to be made, without retries.
 
     Args:
-        phases: for the run and for each bound that is played, its task environment and the number of questions that are
-            missing.
+        phases: For the run and each bound to be played: its task environment and the number of missing questions.
 
     Returns:
-        One request a question; and one for each turn that its environment allows, or None where it states no limit.
+        One request for each question, and one for each turn that the environment allows (None without a limit).
     """
     least = sum(missing for _, missing in phases.values())
     most = 0
@@ -85,7 +84,7 @@ def forecast(phases: Mapping[str, tuple[TaskEnv, int]]) -> tuple[int, int | None
 
 
 def _turns(task_env: TaskEnv) -> int | None:
-    """The most turns of an episode: those that the environment is given or declares, and a last one to answer in."""
+    """Returns the most turns of an episode: the environment's limit plus a last one to answer; None without a limit."""
     cls = env_class(task_env.env.id)
     declared = (
         inspect.signature(vars(base)["__init__"]).parameters.get("max_turns")
@@ -99,7 +98,7 @@ def _turns(task_env: TaskEnv) -> int | None:
 
 
 def announcement(model: str, phases: Mapping[str, tuple[TaskEnv, int]], *, bounds: bool) -> str:
-    """What is said before the first request."""
+    """Returns the message that is shown before the first request."""
     least, most = forecast(phases)
     questions = phases["run"][1]
     number = f"{least:,} to {most:,}" if most is not None else f"at least {least:,}"
@@ -114,7 +113,7 @@ def announcement(model: str, phases: Mapping[str, tuple[TaskEnv, int]], *, bound
 
 
 def sum_usage(parts: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """The usage of several results files together; empty where none asked an endpoint."""
+    """Sums the usage of several results files; empty if none used an endpoint."""
     total: Counter[str] = Counter()
     for part in parts:
         total.update(part.get("usage", {}))
@@ -122,7 +121,7 @@ def sum_usage(parts: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def describe_usage(usage: Mapping[str, float]) -> dict[str, str]:
-    """Usage in words, by what it is of; nothing of no usage."""
+    """Describes usage in words, by its kind; empty without usage."""
     if not usage:
         return {}
     unmetered = usage.get("unmetered", 0)

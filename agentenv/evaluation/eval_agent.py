@@ -1,8 +1,8 @@
-"""The agent that answers in an evaluation, and how its missing episodes are played.
+"""The agent that answers in an evaluation, and how missing episodes are played.
 
-A policy that computes here plays in batches of fixed make-up, since the batch decides the last digit of its floats: a
-batch that was not finished is played again as a whole. A policy behind a service answers each episode on its own, several
-at a time, and each is kept as soon as it is finished.
+A policy that computes in this process plays in batches of fixed composition, because the batch influences the last digits of
+floating-point results. A batch that was not finished is played again as a whole. A policy behind a service plays each
+episode by itself, several at a time, and each is saved as soon as it is finished.
 """
 
 import time
@@ -46,41 +46,41 @@ from agentenv.policies.tokenizer_digest import tokenizer_digest
 from agentenv.policies.vllm import VLLMPolicy
 
 EXPERT = "scripted"
-_FAILURES_IN_A_ROW = (
-    8  # and two batches, before what the episodes need is taken for gone: one event can end a batch
-)
+# An evaluation stops after this many consecutive failed episodes, and at least two batches, because a single event can
+# fail all episodes of one batch.
+_FAILURES_IN_A_ROW = 8
 
 Progress = Callable[[int, dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
 class EvalAgent:
-    """A policy with the form of its episodes."""
+    """A policy with the settings of its episodes."""
 
     policy: Policy | None
-    """None is the environment's own expert, whose script is written when the questions are known."""
+    """None stands for the environment's own expert, whose script is made once the questions are known."""
     tokenizer: Any
     chat: ChatFormat
     """How messages become ids."""
     config: RolloutConfig
-    """Greedy, within the budgets of the policy."""
+    """Greedy sampling within the budgets of the policy."""
     batch: int
-    """Episodes at a time."""
+    """Number of episodes played at a time."""
     card: EpisodeCard = field(default_factory=EpisodeCard)
-    """The form of episodes that the policy is used to."""
+    """The card of the policy, with the settings of the episodes that it was trained on."""
     roll: Roll = rollout
-    """Plays the episodes of a batch."""
+    """The function that plays the episodes of a batch."""
     token_ids: bool = False
-    """Whether the records of its episodes hold their token ids."""
+    """Whether the records of its episodes contain their token ids."""
 
     def close(self) -> None:
-        """Ends the policy where it runs in processes of its own."""
+        """Closes the policy if it runs in processes of its own."""
         if isinstance(self.policy, VLLMPolicy):
             self.policy.close()
 
     @property
     def token_unit(self) -> str:
-        """What its tokens are; empty of an agent that shows none, so that nothing is counted."""
+        """The name of the unit that its tokens count; empty for an agent without tokens, so that nothing is counted."""
         if isinstance(self.policy, AgentPolicy):
             return ""
         if isinstance(self.policy, OpenAIPolicy):
@@ -89,7 +89,7 @@ class EvalAgent:
 
     @property
     def record_settings(self) -> dict[str, Any]:
-        """What the turns and the token ids in its records mean: the family of native turns, and the tokenizer of the ids."""
+        """Settings needed to interpret its records: the family of native turns, and the tokenizer of the token ids."""
         said: dict[str, Any] = {}
         if isinstance(self.chat, ConversationFormat):
             said[TOOL_CALL_FORM] = self.chat.family.name if isinstance(self.chat, NativeFormat) else ENDPOINT
@@ -98,13 +98,13 @@ class EvalAgent:
         return said
 
     def count(self, text: str) -> int:
-        """Length of an observation: in tokens, or in words where tokens are bytes."""
+        """Returns the length of an observation in tokens, or in words if tokens are bytes."""
         if isinstance(self.tokenizer, ByteTokenizer):
             return len(text.split())
         return len(self.tokenizer.encode(text, add_special_tokens=False))
 
     def on(self, task_env: TaskEnv, tasks: Sequence[Task], begin: int, seed: int, name: str) -> "EvalAgent":
-        """This agent, or the expert with its script for a batch of questions that begins at the place ``begin``."""
+        """Returns this agent, or the expert with its script for a batch of questions that begins at index ``begin``."""
         if self.policy is not None:
             return self
         policy = expert_policy(
@@ -121,17 +121,17 @@ class EvalAgent:
 
 
 def open_eval_agent(spec: str, concurrency: int, stop: tuple[str, ...]) -> EvalAgent:
-    """The agent that ``spec`` names.
+    """Opens the agent that ``spec`` names.
 
     Args:
-        spec: a policy as ``kind:rest``; ``scripted`` is the environment's own expert.
-        concurrency: episodes at a time.
-        stop: texts that end an action.
+        spec: A policy as ``kind:rest``; ``scripted`` is the environment's own expert.
+        concurrency: Number of episodes played at a time.
+        stop: Strings that end an action.
 
     Raises:
-        UnknownName: no such policy.
-        MissingExtra: what it needs is not installed.
-        CheckpointMismatch: the folder holds no model that can be loaded.
+        UnknownName: there is no such policy.
+        MissingExtra: a package that it needs is not installed.
+        CheckpointMismatch: the folder contains no model that can be loaded.
     """
     if spec == EXPERT:
         return _agent(None, EpisodeCard(), ByteTokenizer(), concurrency, stop, deterministic=True)
@@ -159,16 +159,16 @@ def open_eval_agent(spec: str, concurrency: int, stop: tuple[str, ...]) -> EvalA
 
 
 def make_eval_agent(policy: Policy, name: str, concurrency: int, stop: tuple[str, ...]) -> EvalAgent:
-    """The agent of a policy that exists already; the caller closes the policy.
+    """Makes the agent of an existing policy. The caller closes the policy.
 
     Args:
-        policy: with a ``tokenizer``, and a ``card`` where it is used to episodes of another form than the default.
-        name: of the policy, for an error.
-        concurrency: episodes at a time.
-        stop: texts that end an action.
+        policy: A policy with a ``tokenizer``, and with a ``card`` if its episodes differ from the default.
+        name: The name of the policy, for errors.
+        concurrency: Number of episodes played at a time.
+        stop: Strings that end an action.
 
     Raises:
-        ConfigurationError: it has no tokenizer.
+        ConfigurationError: the policy has no tokenizer.
     """
     tokenizer = getattr(policy, "tokenizer", None)
     if tokenizer is None:
@@ -190,7 +190,7 @@ def _agent(
     *,
     deterministic: bool,
 ) -> EvalAgent:
-    """An agent within the budgets of its card and of its policy."""
+    """Makes an agent within the budgets of its card and of its policy."""
     limit = getattr(policy, "context_tokens", None) or card.context_tokens
     config = RolloutConfig(
         context_tokens=min(card.context_tokens, limit),
@@ -198,19 +198,19 @@ def _agent(
         temperature=0.0,
         stop=stop,
         deterministic=deterministic,
-        # An endpoint has a deadline of its own, which does not count the wait for its rate limit.
+        # An endpoint has its own deadline, which does not count the wait for its rate limit.
         deadline_s=3600.0 if isinstance(policy, OpenAIPolicy) else RolloutConfig().deadline_s,
     )
     if isinstance(tokenizer, ByteTokenizer):
         config = with_byte_budgets(config)
-    chat: ChatFormat | None = getattr(policy, "chat", None)  # of one that takes messages
+    chat: ChatFormat | None = getattr(policy, "chat", None)  # set by a policy that accepts messages
     if chat is None:
         chat = chat_format_of(card, policy, tokenizer)
     return EvalAgent(policy, tokenizer, chat, config, batch, card)
 
 
 def chat_format_of(card: EpisodeCard, policy: Policy | None, tokenizer: Any) -> ChatFormat:
-    """How messages become ids of ``policy``, with whatever it knows of ends of turns and of images; None is a script."""
+    """Makes the chat format of ``policy``, with its end-of-turn tokens and image reader; None is a scripted policy."""
     if policy is None and card.format == "inline":
         return InlineFormat(tokenizer, unread=True)
     ends, reader = getattr(policy, "ends", ()), getattr(policy, "image_reader", None)
@@ -228,21 +228,21 @@ def play_missing(
     progress: Progress,
     metrics: Callable[[Sequence[EpisodeRecord]], dict[str, Any]] = lambda records: {},
 ) -> list[EpisodeRecord]:
-    """Plays the questions of ``task_env`` that ``journal`` lacks, and returns the records of all in their order.
+    """Plays the questions of ``task_env`` that ``journal`` lacks; returns the records of all questions in order.
 
     Args:
-        agent: what answers.
-        task_env: questions, retriever and environment.
-        journal: what is finished.
-        seed: of the episodes.
-        phase: prefix of the episode ids, and the name in the timings.
-        directory: the folder of the evaluation.
-        progress: called with the number of finished episodes and with ``metrics`` of the newest.
-        metrics: what to show of records.
+        agent: The agent that answers.
+        task_env: Questions, retriever and environment.
+        journal: The finished episodes.
+        seed: The seed of the episodes.
+        phase: The prefix of the episode ids, and the name in the timings.
+        directory: The folder of the evaluation.
+        progress: Called with the number of finished episodes and with ``metrics`` of the newest ones.
+        metrics: Computes the metrics to show from records.
 
     Raises:
-        ContextTooSmall: no question leaves room for a turn.
-        Fault: everything that was played lately failed through an infrastructure failure; what was finished before is kept.
+        ContextTooSmall: every question is too long to leave room for a turn.
+        Fault: many episodes in a row ended by an infrastructure failure; episodes finished before are kept.
     """
     tasks = task_env.source.tasks
     progress(len(journal), {})
@@ -260,16 +260,16 @@ def play_missing(
         last = now
         progress(len(journal), metrics(records))
 
-    finished = _Finished(keep, max(_FAILURES_IN_A_ROW, 2 * agent.batch), lived=len(journal) > 0)
+    writer = _EpisodeWriter(keep, max(_FAILURES_IN_A_ROW, 2 * agent.batch), lived=len(journal) > 0)
     if agent.config.deterministic:
         for begin in range(0, len(tasks), agent.batch):
             chunk = tasks[begin : begin + agent.batch]
             if not all(task in journal for task in chunk):
                 ready = agent.on(task_env, chunk, begin, seed, phase)
-                finished.add(run_to_completion(_batch(ready, task_env, chunk, begin, seed, phase)))
+                writer.add(run_to_completion(_batch(ready, task_env, chunk, begin, seed, phase)))
     else:
-        run_to_completion(_one_by_one(agent, task_env, journal, seed, phase, finished))
-    finished.end()
+        run_to_completion(_one_by_one(agent, task_env, journal, seed, phase, writer))
+    writer.end()
     return journal.finish(tasks)
 
 
@@ -290,47 +290,47 @@ async def _batch(
     )
 
 
-class _Finished:
-    """Episodes on their way to the journal; failures are held back until a valid episode after them shows that they may.
+class _EpisodeWriter:
+    """Passes finished episodes to the journal. Failures are held back until a later episode is valid.
 
-    A browser or a server that dies takes every episode with it that was using it, and then comes back. One that stays away
-    fails every episode after that too, and those are better played again when it is there.
+    A browser or a server that crashes fails all episodes that use it, and then restarts. If it does not restart, every later
+    episode fails too, and these should be played again once it is available.
     """
 
     def __init__(self, keep: Callable[[Sequence[Trajectory]], None], limit: int, *, lived: bool) -> None:
-        """Takes what finished episodes are written to, and none of them yet.
+        """Starts without any episodes.
 
         Args:
-            keep: writes episodes down.
-            limit: failures in a row at which the evaluation stops.
-            lived: whether a valid episode was kept before.
+            keep: Writes episodes to the journal.
+            limit: The number of failures in a row at which the evaluation stops.
+            lived: Whether a valid episode was saved before.
         """
         self._keep, self._limit, self._lived = keep, limit, lived
         self._held: list[Trajectory] = []
 
     def add(self, played: Sequence[Trajectory]) -> None:
-        """Takes what was finished together.
+        """Adds episodes that finished together.
 
         Raises:
-            Fault: as many episodes in a row as the limit says have failed.
+            Fault: as many episodes in a row as ``limit`` have failed.
         """
         self._held += played
         if any(trajectory.valid for trajectory in played):
             self._lived = True
             self._flush()
-        elif len(failed := _asked(self._held)) >= self._limit:
-            raise _stopping(failed)
+        elif len(failed := _infrastructure_failures(self._held)) >= self._limit:
+            raise _stop_fault(failed)
 
     def end(self) -> None:
-        """Keeps the failures at the end, which are too few to say that something is gone.
+        """Saves the last failures, which are too few to conclude that the infrastructure is down.
 
         Raises:
-            ContextTooSmall: no question was ever short enough to be played.
-            Fault: nothing but failures was ever played.
+            ContextTooSmall: every question so far was too long to be played.
+            Fault: all episodes so far failed.
         """
         if self._held and not self._lived:
-            if failed := _asked(self._held):
-                raise _stopping(failed)
+            if failed := _infrastructure_failures(self._held):
+                raise _stop_fault(failed)
             raise ContextTooSmall(reason_of(self._held[0]).removeprefix(f"{ContextTooSmall.__name__}: "))
         self._flush()
 
@@ -340,12 +340,12 @@ class _Finished:
             self._held = []
 
 
-def _asked(held: Sequence[Trajectory]) -> list[Trajectory]:
-    """The failures among ``held`` that tell of what all episodes need: a question that is too long fails by itself."""
+def _infrastructure_failures(held: Sequence[Trajectory]) -> list[Trajectory]:
+    """Returns the failures among ``held`` that concern the infrastructure, without questions that were too long."""
     return [trajectory for trajectory in held if not never_fitted(trajectory)]
 
 
-def _stopping(failed: Sequence[Trajectory]) -> Fault:
+def _stop_fault(failed: Sequence[Trajectory]) -> Fault:
     environment = any(trajectory.end_reason is EndReason.ENV_FAULT for trajectory in failed)
     several = len(failed) > 1
     what = (
@@ -360,14 +360,14 @@ def _stopping(failed: Sequence[Trajectory]) -> Fault:
 
 
 async def _one_by_one(
-    agent: EvalAgent, task_env: TaskEnv, journal: Journal, seed: int, phase: str, finished: _Finished
+    agent: EvalAgent, task_env: TaskEnv, journal: Journal, seed: int, phase: str, writer: _EpisodeWriter
 ) -> None:
-    """``agent.batch`` workers, each of which plays one episode at a time."""
+    """Plays missing episodes with ``agent.batch`` workers, each of which plays one at a time."""
     missing = iter([(i, task) for i, task in enumerate(task_env.source.tasks) if task not in journal])
 
     async def work() -> None:
         for index, task in missing:
-            finished.add(await _batch(agent, task_env, [task], index, seed, phase))
+            writer.add(await _batch(agent, task_env, [task], index, seed, phase))
 
     await gather_all(work() for _ in range(agent.batch))
 

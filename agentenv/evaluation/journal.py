@@ -1,7 +1,8 @@
-"""The files of a running evaluation, from which one that was killed at any moment continues where it stopped.
+"""The files of a running evaluation. An evaluation that was killed at any moment resumes from them.
 
-`Journal` is the file of finished episodes of one phase. `lock_folder` writes down what is being evaluated and refuses a
-folder that holds something else. Wall-clock seconds go to a file of their own: everything else is the same in every run.
+`Journal` is the file of the finished episodes of one phase. `lock_folder` records what is being evaluated, and refuses a
+folder with another evaluation. Wall-clock times are in a file of their own, because everything else is the same in every
+run.
 """
 
 import json
@@ -11,41 +12,41 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from agentenv.core.io.claims import claim, require_place
+from agentenv.core.io.claims import claim, require_claimed_folder
 from agentenv.core.io.files import append_lines, write_text
 from agentenv.core.io.strict_json import read_json_text
 from agentenv.core.types import Task
 from agentenv.errors import ConfigurationError
-from agentenv.evaluation.checksums import announce, forget, note, verify
+from agentenv.evaluation.checksums import append_digests, remove_digests, verify_digests, write_digests
 from agentenv.evaluation.records import EPISODES, PAGE, RESULTS, USAGE, EpisodeRecord, lines_of, parse_record
 
 CONFIG = "config.toml"
 TIMINGS = "timings.jsonl"
-_MOST_SECONDS = 1e12  # of a batch; anything else, NaN among it, is no measurement
+_MOST_SECONDS = 1e12  # a batch's largest valid duration; anything else, such as NaN, is ignored
 CONTENTS = "contents"
-"""The table of the configuration with the digests of what its names stand for."""
+"""The table of the configuration that holds the digests of the content it refers to by name."""
 NAMED = "contents of "
-"""What the keys of digests of files, models and policies that options name begin with."""
+"""The prefix of the keys of digests of files, models and policies that options name."""
 
 
 class Journal:
-    """The finished episodes of one phase, appended as they come.
+    """The finished episodes of one phase, which are appended as they come.
 
-    A line that a killed process left unfinished is cut off when the file is opened again.
+    An incomplete line left by a killed process is removed when the file is opened again.
 
     Args:
-        path: the file, made with the first episode.
-        again: an episode of which this is true is forgotten, and so played again.
+        path: The file, which is created with the first episode.
+        again: Episodes for which this returns True are dropped, and so played again.
 
     Raises:
-        DatasetError: a complete line is no record.
-        ConfigurationError: the file was changed by somebody else.
+        DatasetError: a complete line is not a valid record.
+        ConfigurationError: the file was changed by another program.
     """
 
     def __init__(self, path: Path, again: Callable[[EpisodeRecord], bool] = lambda record: False) -> None:
         self.path = path
         self._records: dict[str, EpisodeRecord] = {}
-        verify(path, growing=True)
+        verify_digests(path, growing=True)
         lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
         for number, line in enumerate(lines, start=1):
             record = parse_record(line, f"{path.name}, line {number}")
@@ -61,45 +62,45 @@ class Journal:
         return len(self._records)
 
     def append(self, records: Iterable[EpisodeRecord]) -> None:
-        """Adds those that are not there yet, and waits until they are on the disk."""
+        """Appends the records that are not in the file yet, and waits until they are on the disk."""
         new = [record for record in records if record["id"] not in self._records]
-        require_place(self.path)
+        require_claimed_folder(self.path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lines = lines_of(new)
-        announce(self.path, lines.encode())
+        append_digests(self.path, lines.encode())
         append_lines(self.path, lines.split("\n")[:-1])
         self._records |= {record["id"]: record for record in new}
 
     def finish(self, tasks: Sequence[Task]) -> list[EpisodeRecord]:
-        """Brings the file into the order of the questions and returns its records."""
+        """Sorts the file by the order of the questions, and returns its records."""
         ordered = [self._records[task.id] for task in tasks]
         self._rewrite(ordered)
         return ordered
 
     def _rewrite(self, records: Iterable[EpisodeRecord]) -> None:
-        require_place(self.path)
+        require_claimed_folder(self.path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lines = lines_of(records)
-        announce(self.path, lines.encode())
+        append_digests(self.path, lines.encode())
         write_text(self.path, lines)
-        note(self.path)
+        write_digests(self.path)
 
 
 def lock_folder(directory: Path, config: Mapping[str, Mapping[str, Any]], *, write: bool = False) -> None:
-    """Checks that ``directory`` is free or holds an evaluation of the same configuration.
+    """Checks that ``directory`` is unused or contains an evaluation with the same configuration.
 
     Args:
-        directory: the folder of the evaluation.
-        config: tables of a TOML file; those that are not given yet are not compared.
-        write: whether to write the configuration down where there is none.
+        directory: The folder of the evaluation.
+        config: Tables of a TOML file. Tables that are missing here are not compared.
+        write: Whether the configuration is written if the folder has none.
 
     Raises:
-        ConfigurationError: the folder holds another evaluation, or a run that is none.
+        ConfigurationError: the folder contains another evaluation, or a run that is not an evaluation.
     """
     path = directory / CONFIG
     plain = {name: _plain(table) for name, table in config.items()}
     if path.is_file():
-        _refuse_another(directory, _held(path), plain)
+        _refuse_another(directory, _read_config(path), plain)
     elif held := [name for name in (EPISODES, RESULTS, USAGE, TIMINGS, PAGE) if (directory / name).exists()]:
         raise ConfigurationError(
             f"{directory} holds {held[0]} and no {CONFIG} that says which evaluation it belongs to, so a new evaluation "
@@ -114,11 +115,11 @@ def lock_folder(directory: Path, config: Mapping[str, Mapping[str, Any]], *, wri
 
 @contextmanager
 def evaluating(directory: Path) -> Iterator[None]:
-    """The folder of an evaluation is this process's alone within the block; one that stays empty is removed again.
+    """Within the block, the folder of an evaluation belongs to this process; an empty one is removed at the end.
 
     Raises:
-        ConfigurationError: another process evaluates there.
-        OSError: it cannot be made.
+        ConfigurationError: another process is evaluating there.
+        OSError: the folder cannot be created.
     """
     made = not directory.exists()
     directory.mkdir(parents=True, exist_ok=True)
@@ -127,27 +128,27 @@ def evaluating(directory: Path) -> Iterator[None]:
             yield
         finally:
             if made:
-                with suppress(OSError):  # it holds something, or is gone
+                with suppress(OSError):  # it is not empty, or was removed
                     directory.rmdir()
 
 
 def is_of(directory: Path, config: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether ``directory`` holds an evaluation of this configuration, begun or finished."""
+    """Whether ``directory`` contains an evaluation with this configuration, started or finished."""
     try:
-        return _held(directory / CONFIG) == {name: _plain(table) for name, table in config.items()}
+        return _read_config(directory / CONFIG) == {name: _plain(table) for name, table in config.items()}
     except (ConfigurationError, OSError):
         return False
 
 
 def holds_evaluation(directory: Path) -> bool:
-    """Whether ``directory`` holds an evaluation of any configuration, begun or finished."""
+    """Whether ``directory`` contains an evaluation with any configuration, started or finished."""
     try:
-        return "benchmark" in _held(directory / CONFIG)
+        return "benchmark" in _read_config(directory / CONFIG)
     except (ConfigurationError, OSError):
         return False
 
 
-def _held(path: Path) -> dict[str, Any]:
+def _read_config(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -155,7 +156,7 @@ def _held(path: Path) -> dict[str, Any]:
 
 
 def _plain(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The table as TOML gives it back: no None, no tuples, no paths."""
+    """Returns the table as TOML would return it: without None, tuples and paths."""
     kept = {name: value for name, value in table.items() if value is not None}
     return {
         name: list(v) if isinstance(v, tuple) else str(v) if isinstance(v, Path) else v
@@ -170,7 +171,7 @@ def _refuse_another(directory: Path, held: Mapping[str, Any], asked: Mapping[str
         for key in sorted({*held.get(name, {}), *table}):
             was, now = held.get(name, {}).get(key), table.get(key)
             if was is None and name == CONTENTS and key.startswith(NAMED):
-                continue  # it was not there when the evaluation began, or was written by it
+                continue  # missing when the evaluation began, or written by it
             if was != now and name == CONTENTS:
                 raise ConfigurationError(_other_content(directory, key, was))
             if was != now:
@@ -187,24 +188,24 @@ def _other_content(directory: Path, key: str, was: str | None) -> str:
 
 
 def forget_contents(directory: Path, keys: Sequence[str]) -> None:
-    """Takes digests of what options name out of the configuration: files that the evaluation itself has written."""
+    """Removes digests of what options name from the configuration: the evaluation itself has written those files."""
     path = directory / CONFIG
     if not keys or not path.is_file():
         return
     import tomli_w
 
-    held = _held(path)
+    held = _read_config(path)
     held[CONTENTS] = {key: digest for key, digest in held.get(CONTENTS, {}).items() if key not in keys}
     write_text(path, tomli_w.dumps(held))
 
 
 def release(directory: Path) -> None:
-    """Takes the configuration back from a folder in which no episode was finished and no reply was paid.
+    """Removes the configuration from a folder in which no episode was finished and no reply was paid for.
 
-    Nothing is taken from a folder that took its place.
+    A folder that has replaced the original one is left unchanged.
     """
     with suppress(FileNotFoundError):
-        require_place(directory)
+        require_claimed_folder(directory)
         _release(directory)
 
 
@@ -212,7 +213,7 @@ def _release(directory: Path) -> None:
     finished = (directory / EPISODES).is_file() and (directory / EPISODES).stat().st_size
     if finished or (directory / USAGE).is_file():
         return
-    forget(directory / EPISODES)
+    remove_digests(directory / EPISODES)
     for name in (CONFIG, EPISODES, TIMINGS):
         (directory / name).unlink(missing_ok=True)
     if directory.is_dir() and not any(directory.iterdir()):
@@ -220,14 +221,14 @@ def _release(directory: Path) -> None:
 
 
 def log_seconds(directory: Path, phase: str, seconds: float, waits: Sequence[float]) -> None:
-    """Appends to ``timings.jsonl`` what a batch took on the clock, and how long each of its episodes was under way."""
+    """Appends to ``timings.jsonl`` the wall-clock duration of a batch, and that of each of its episodes."""
     line = {"phase": phase, "episodes": len(waits), "seconds": round(seconds, 4)}
     line["waits"] = [round(wait, 4) for wait in waits]
     append_lines(directory / TIMINGS, [json.dumps(line)])
 
 
 def _timing(line: str) -> dict[str, Any]:
-    """One line of ``timings.jsonl``; empty where it is damaged, because seconds decide nothing."""
+    """Parses one line of ``timings.jsonl``; empty if it is damaged, because results do not depend on times."""
     try:
         values = read_json_text(line)
     except ValueError:
@@ -238,11 +239,11 @@ def _timing(line: str) -> dict[str, Any]:
 
 
 def read_seconds(directory: Path, correct: int | None = None) -> dict[str, float]:
-    """What the run proper took, work that a killed process lost left out; empty where nothing was logged.
+    """Returns the durations of the run itself, without work that a killed process lost; empty without a log.
 
     Args:
-        directory: the folder of the evaluation.
-        correct: number of right answers; adds the seconds for each.
+        directory: The folder of the evaluation.
+        correct: The number of right answers; if given, seconds per right answer are included.
     """
     path = directory / TIMINGS
     whole = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1] if path.is_file() else []

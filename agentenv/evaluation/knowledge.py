@@ -1,4 +1,4 @@
-"""What a policy knows by heart: questions divided by whether it answers them without a search (IKEA)."""
+"""Divides questions by whether a policy can answer them without a search (IKEA)."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,26 +11,26 @@ from agentenv.evaluation.records import EpisodeRecord, read_evaluation
 from agentenv.evaluation.repeats import read_runs
 
 EASY, HARD = "easy", "hard"
-"""Families of questions whose answer the policy knows, and of the others."""
+"""Names of the families of questions that the policy can and cannot answer by itself."""
 
 
 def knowledge_halves(
     probe: Path, *, scorer: str = "em_squad", each: int | None = None, seed: int = 0
 ) -> list[Task]:
-    """Equally many questions that a policy knows and does not know, in the order of the probe (IKEA, Huang et al. 2025).
+    """Returns equally many questions that a policy knows and does not know, in the order of the probe (IKEA, Huang 2025).
 
-    A question is known where the share of right samples is above 0. Its family is ``easy`` or ``hard``, and ``pass_rate`` is
-    the share. Questions of which a sample met an infrastructure failure are left out.
+    A question is known if any of its samples is right. Its family is ``easy`` or ``hard``, and ``pass_rate`` is the share of
+    right samples. Questions with a sample that ended by an infrastructure failure are left out.
 
     Args:
-        probe: Folder of an evaluation with several samples of each question, without search.
-        scorer: Says whether a sample is right; its values are 0 and 1.
-        each: Questions of each half; None takes as many as the smaller half has.
-        seed: Of the draw from the larger half, or from both.
+        probe: The folder of an evaluation with several samples of each question, without search.
+        scorer: The scorer that decides whether a sample is right; its values are 0 and 1.
+        each: The number of questions of each half; None uses the size of the smaller half.
+        seed: The seed for drawing from the larger half, or from both.
 
     Raises:
-        ConfigurationError: no samples, a search in one of them, a graded scorer, a set whose text may not be stored, or
-            fewer questions than asked for.
+        ConfigurationError: there are no samples, a sample has a search, the scorer is not binary, the set's text may not be
+            stored, or there are fewer questions than requested.
     """
     folders = sorted(probe.glob("sample-*"))
     if not folders:

@@ -1,8 +1,8 @@
 """A scorer that asks a language model whether an answer is right.
 
-The judge sees the question, the accepted answers and the prediction, never the episode. A grade is kept under a
-hash of all that decides it, so the same case is never paid for twice. A judge that fails or cannot be read
-gives no score at all: such questions are counted as faults beside the mean.
+The judge sees the question, the accepted answers and the prediction, but never the episode. A grade is cached under a hash
+of everything that it depends on, so that no case is paid for twice. A judge that fails or whose reply cannot be parsed gives
+no score: such questions are counted as faults beside the mean.
 """
 
 import asyncio
@@ -36,14 +36,14 @@ from agentenv.policies.endpoint_spec import Endpoint
 from agentenv.policies.policy_spec import is_endpoint
 
 GRADES = "grades.jsonl"
-_REPLY_TOKENS = 1024  # room to reason in before the verdict
+_REPLY_TOKENS = 1024  # leaves room for reasoning before the verdict
 
 
 @dataclass
 class GradeCache:
-    """Grades by the hash of their case, in a file that grows line by line; None keeps them in memory.
+    """Grades by the hash of their case, in a file to which lines are appended; without a path, in memory.
 
-    Neither case nor reply is stored: the text of a sealed set must not reach the disk.
+    Neither the case nor the reply is stored, because the text of a sealed set must not be written to the disk.
     """
 
     path: Path | None = None
@@ -58,13 +58,13 @@ class GradeCache:
                 self.grades |= {row.pop("key"): Grade(**row)} if row else {}
             except (ValueError, TypeError, LookupError, AttributeError):
                 if not line.endswith(b"}"):
-                    continue  # the process that wrote it was killed
+                    continue  # the process that wrote the line was killed
                 raise ConfigurationError(
                     f"{self.path}, line {number} is no grade; remove the file."
                 ) from None
 
     def add(self, key: str, grade: Grade) -> None:
-        """Writes ``grade`` down under ``key``."""
+        """Stores ``grade`` under ``key``."""
         self.grades[key] = grade
         if self.path is not None:
             with self.path.open("a", encoding="utf-8") as file:
@@ -72,8 +72,8 @@ class GradeCache:
 
 
 @dataclass
-class _Turns:
-    """The callers that ask about the same case; it is dropped when the last of them is done, however that ends."""
+class _CaseLock:
+    """A lock shared by the callers that ask about the same case. It is deleted when the last of them is done."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     users: int = 0
@@ -81,30 +81,32 @@ class _Turns:
 
 @dataclass
 class Judge:
-    """One rubric before one model."""
+    """One rubric applied by one model."""
 
     rubric: Rubric
     model: str
-    """Name of the judge, for the results and the cache."""
+    """The name of the judge model, for the results and the cache."""
     chat: Chat | None = None
-    """None knows only what is in the cache, and refuses the rest."""
+    """The client of the judge model. With None, only cached grades are available."""
     cache: GradeCache = field(default_factory=GradeCache)
-    _asking: dict[tuple[asyncio.AbstractEventLoop, str], _Turns] = field(default_factory=dict, repr=False)
-    """One request at a time for each case: equal answers are asked about once in an event loop."""
+    _case_locks: dict[tuple[asyncio.AbstractEventLoop, str], _CaseLock] = field(
+        default_factory=dict, repr=False
+    )
+    """One lock for each case, so that each event loop asks about equal answers only once."""
 
     @property
     def name(self) -> str:
-        """The scorer's name in results."""
+        """The name of this scorer in the results."""
         return f"judge_{self.rubric.name}"
 
     async def grade(self, question: str, answers: Sequence[str], prediction: str | None) -> Grade:
-        """Grades one prediction; no prediction gets the rubric's first verdict unasked.
+        """Grades one prediction. A missing prediction gets the rubric's first verdict without a request.
 
         Raises:
             DatasetError: the accepted answers cannot be scored.
-            JudgeFault: the reply holds no verdict, or there is no judge to ask.
-            EndpointFault: no reply could be had.
-            ContextTooSmall: the answer does not fit the context of the judge.
+            JudgeFault: the reply contains no verdict, or there is no judge to ask.
+            EndpointFault: the endpoint gave no reply.
+            ContextTooSmall: the answer does not fit into the context of the judge.
         """
         check_answers(answers)
         if prediction is None or not prediction.strip():
@@ -114,7 +116,7 @@ class Judge:
         key = hashlib.sha256(
             "\0".join((self.model, self.rubric.name, str(self.rubric.version), message)).encode()
         ).hexdigest()
-        async with self._alone(key):
+        async with self._locked_case(key):
             if key not in self.cache.grades:
                 self.cache.add(key, await self._ask(message))
         return self.cache.grades[key]
@@ -122,13 +124,13 @@ class Judge:
     async def takes(self, question: str, answers: Sequence[str], prediction: str | None) -> bool:
         """Whether a prediction in training gets the best verdict.
 
-        One that the judge's filter refuses or its context does not hold does not: the policy wrote it, and a failure would
-        take its episode out of the loss.
+        False for a prediction that the judge's content filter refuses or that does not fit into its context. The policy
+        wrote it, and a failure would remove its episode from the loss.
 
         Raises:
             DatasetError: the accepted answers cannot be scored.
-            JudgeFault: the reply holds no verdict, or there is no judge to ask.
-            EndpointFault: no reply could be had.
+            JudgeFault: the reply contains no verdict, or there is no judge to ask.
+            EndpointFault: the endpoint gave no reply.
         """
         try:
             return (await self.grade(question, answers, prediction)).value == 1.0
@@ -136,10 +138,10 @@ class Judge:
             return False
 
     @asynccontextmanager
-    async def _alone(self, key: str) -> AsyncIterator[None]:
-        """Lets one after the other ask about the case ``key``; also after a request that failed."""
+    async def _locked_case(self, key: str) -> AsyncIterator[None]:
+        """Makes callers ask about the case ``key`` one after the other, also after a failed request."""
         case = (asyncio.get_running_loop(), key)
-        turns = self._asking.setdefault(case, _Turns())
+        turns = self._case_locks.setdefault(case, _CaseLock())
         turns.users += 1
         try:
             async with turns.lock:
@@ -147,7 +149,7 @@ class Judge:
         finally:
             turns.users -= 1
             if not turns.users:
-                del self._asking[case]
+                del self._case_locks[case]
 
     async def _ask(self, message: str) -> Grade:
         if self.chat is None:
@@ -155,31 +157,31 @@ class Judge:
         asked = [{"role": "user", "content": message}]
         reply = await self.chat.complete(asked, max_tokens=_REPLY_TOKENS, temperature=0.0)
         if reply.finish == "length":
-            # Its verdict was to stand at the end; a line before that may be quoted from the answer.
+            # The verdict comes at the end; an earlier line may be quoted from the answer.
             raise JudgeFault(f"The judge's reply was cut off after {_REPLY_TOKENS} tokens.")
         return self.rubric.read(reply.text)
 
     async def grade_all(self, records: Sequence[EpisodeRecord]) -> list[Grade | Fault]:
-        """A grade or an infrastructure failure for each record, in order."""
+        """Returns a grade or an infrastructure failure for each record, in order."""
 
         async def one(record: EpisodeRecord) -> Grade | Fault:
             try:
                 return await self.grade(record["question"], record["answers"], record["prediction"])
             except (EndpointFault, JudgeFault) as fault:
                 return fault
-            except ContextTooSmall as error:  # of this answer alone, which must not end the others
+            except ContextTooSmall as error:  # concerns this answer only, and must not end the others
                 return JudgeFault(str(error))
 
-        # A wrong key or model is the same for all: after the first refusal the rest is not asked.
+        # A wrong key or model concerns all records: after the first refusal, the remaining requests are cancelled.
         return await gather_all(one(record) for record in records)
 
 
 def check_judge(spec: str, rubric: str) -> None:
-    """Refuses what cannot judge; nobody is asked.
+    """Checks that ``spec`` and ``rubric`` can be used, without sending a request.
 
     Raises:
-        UnknownName: no such rubric.
-        ConfigurationError: ``spec`` is no address.
+        UnknownName: there is no such rubric.
+        ConfigurationError: ``spec`` is not an address.
     """
     get_rubric(rubric)
     if not is_endpoint(spec):
@@ -189,11 +191,11 @@ def check_judge(spec: str, rubric: str) -> None:
 
 
 def open_judge(spec: str, rubric: str) -> ChatClient:
-    """The model behind the address ``spec``, which is to judge by ``rubric``.
+    """Opens the model at the address ``spec``, which is to judge by ``rubric``.
 
     Raises:
-        UnknownName: no such rubric.
-        ConfigurationError: ``spec`` is no address, or has an option that the service does not have.
+        UnknownName: there is no such rubric.
+        ConfigurationError: ``spec`` is not an address, or has an option that the service does not know.
     """
     check_judge(spec, rubric)
     return ChatClient(Endpoint.of(spec))
@@ -206,7 +208,7 @@ def judge_folder(directory: Path, judge: Judge) -> dict[str, Any]:
         The new content of ``results.json``.
 
     Raises:
-        ConfigurationError: no evaluation folder, or the endpoint refuses the key or the model.
+        ConfigurationError: the folder is no evaluation, or the endpoint refuses the key or the model.
     """
     evaluation = read_evaluation(directory)
     scored = [record for record in evaluation.records if record["valid"]]
@@ -218,19 +220,19 @@ def judge_folder(directory: Path, judge: Judge) -> dict[str, Any]:
     return results
 
 
-def kept_grades(
+def cached_grades(
     directory: Path, table: Mapping[str, Any], records: Sequence[EpisodeRecord]
 ) -> list[Grade | Fault]:
-    """What a judge said of ``records``, from the grades in their folder; nobody is asked.
+    """Returns what a judge said of ``records`` from the grades stored in their folder, without requests.
 
     Args:
-        directory: an evaluation folder.
-        table: the entry of the judge in its ``results.json``.
-        records: of that folder.
+        directory: An evaluation folder.
+        table: The entry of the judge in its ``results.json``.
+        records: The records of that folder.
 
     Raises:
-        UnknownName: the rubric is none of ours.
-        ConfigurationError: the prompt of the rubric has changed since.
+        UnknownName: the rubric is not one of this package.
+        ConfigurationError: the prompt of the rubric has changed since then.
     """
     rubric = get_rubric(table["rubric"])
     if rubric.prompt_sha256 != table["prompt_sha256"]:
@@ -246,11 +248,11 @@ def judged_table(
 ) -> dict[str, Any]:
     """The entry of one judge in ``results.json``.
 
-    Beside the mean stand the verdicts, the faults by kind with one example, the share of answers on which
-    judge and em_squad agree, and what the rubric's authors report: for simpleqa the accuracy given an attempt
-    and its harmonic mean with the share of right answers, for browsecomp the calibration error. Answers without
-    a grade are not missing at random, because an answer can make a judge fail: where there are any,
-    ``mean_if_ungraded_wrong`` counts them as wrong.
+    Besides the mean it contains the verdicts, the faults by kind with one example, the share of answers on which judge and
+    em_squad agree, and what the rubric's authors report: for simpleqa the accuracy among attempted questions and its
+    harmonic mean with the share of right answers, for browsecomp the calibration error. Answers without a grade are not
+    missing at random, because the answer itself can make a judge fail. If there are any, ``mean_if_ungraded_wrong`` counts
+    them as wrong.
     """
     pairs = [
         (record, grade) for record, grade in zip(records, graded, strict=True) if isinstance(grade, Grade)
@@ -281,7 +283,7 @@ def judged_table(
 
 
 def _example(records: Sequence[EpisodeRecord], graded: Sequence[Grade | Fault]) -> str | None:
-    """What the first fault says. It may quote question and answer, so of a sealed set it names its kind alone."""
+    """Returns the message of the first fault; for a sealed set only its kind, because the message may quote the question."""
     for record, fault in zip(records, graded, strict=True):
         if isinstance(fault, Fault):
             return type(fault).__name__ if "canary" in record else str(fault)

@@ -1,8 +1,8 @@
-"""The official measures of HotpotQA, 2WikiMultihopQA and MuSiQue, supporting facts and joint scores included.
+"""The official measures of HotpotQA, 2WikiMultihopQA and MuSiQue, including supporting facts and joint scores.
 
-They score a whole prediction file in the layout of the set, for systems that also name their evidence. Their
-quirks are kept, and each is named where it stands; values are shares, not percent. The answer part differs
-from `agentenv.core.scoring.scorers` in one point: a gold that normalises to nothing equals a prediction that does.
+They score a whole prediction file in the layout of the set, for systems that also name their evidence. Peculiarities of the
+official programs are reproduced, and each is mentioned at its place. Values are shares and not percentages. The answer part
+differs from `agentenv.core.scoring.scorers` in one point: a gold that normalises to nothing equals a prediction that does.
 
 Sources: hotpot_evaluate_v1.py (Yang et al. 2018), 2wikimultihop_evaluate_v1.1.py (Ho et al. 2020), MuSiQue's
 evaluate_v1.0.py (Trivedi et al. 2022).
@@ -31,7 +31,7 @@ _GUARDED = frozenset({"yes", "no", "noanswer"})
 
 
 class Match(NamedTuple):
-    """How far a prediction and its gold agree."""
+    """Agreement of a prediction with its gold."""
 
     em: float
     f1: float
@@ -40,7 +40,7 @@ class Match(NamedTuple):
 
 
 def answer_match(prediction: str, golds: Iterable[str]) -> Match:
-    """The answer part of HotpotQA and 2Wiki; over several golds each figure takes its own best (2Wiki)."""
+    """The answer part of HotpotQA and 2Wiki. With several golds, each value is the best over the golds (2Wiki)."""
     found = [_one_answer(prediction, gold) for gold in golds]
     return Match(*(max(column) for column in zip(*found, strict=True)))
 
@@ -56,13 +56,13 @@ def _one_answer(prediction: str, gold: str) -> Match:
 
 
 def hotpot_support(predicted: Iterable[Fact], gold: Iterable[Fact]) -> Match:
-    """Sets of (title, sentence); two empty ones have an exact match of 1 and an F1 of 0."""
+    """Compares sets of (title, sentence). Two empty sets have an exact match of 1 and an F1 of 0."""
     found, wanted = set(predicted), set(gold)
     return _match(len(found & wanted), len(found), len(wanted))
 
 
 def wiki_support(predicted: Iterable[Fact], gold: Iterable[Fact]) -> Match:
-    """As `hotpot_support`, with lower-cased titles; facts that only case tells apart still count as several."""
+    """Like `hotpot_support` with lower-cased titles; facts that differ only in case still count separately."""
     found = [(title.lower(), sentence) for title, sentence in set(predicted)]
     wanted = [(title.lower(), sentence) for title, sentence in set(gold)]
     hits = sum(fact in wanted for fact in found)
@@ -72,9 +72,9 @@ def wiki_support(predicted: Iterable[Fact], gold: Iterable[Fact]) -> Match:
 
 
 def wiki_evidence(predicted: Iterable[Triple], gold: Sequence[Iterable[Triple]]) -> Match:
-    """Triples after lower-casing and deleting punctuation; ``gold`` holds the accepted forms of each triple.
+    """Compares triples after lower-casing and deleting punctuation; ``gold`` has the accepted forms of each triple.
 
-    Two forms of one gold triple both count as found, so recall may pass 1.
+    Two predicted forms of the same gold triple both count as hits, so recall may exceed 1.
     """
     found = set(map(_plain_triple, predicted))
     wanted = [set(map(_plain_triple, forms)) for forms in gold]
@@ -83,7 +83,7 @@ def wiki_evidence(predicted: Iterable[Triple], gold: Sequence[Iterable[Triple]])
 
 
 def musique_support(predicted: Iterable[int], gold: Iterable[int]) -> Match:
-    """Sets of paragraph numbers; two empty ones match fully."""
+    """Compares sets of paragraph numbers. Two empty sets match fully."""
     found, wanted = set(predicted), set(gold)
     if not found and not wanted:
         return Match(1.0, 1.0, 0.0, 0.0)
@@ -91,7 +91,7 @@ def musique_support(predicted: Iterable[int], gold: Iterable[int]) -> Match:
 
 
 def joint(*parts: Match) -> Match:
-    """Products of exact match, of precision and of recall, and the F1 of the two products."""
+    """Returns the products of exact match, of precision and of recall, and the F1 of the last two products."""
     precision, recall = prod(p.precision for p in parts), prod(p.recall for p in parts)
     return Match(prod(part.em for part in parts), _harmonic(precision, recall), precision, recall)
 
@@ -114,19 +114,19 @@ def score_file(dataset: str, gold: Path | None, predictions: Path, *, split: str
     """Scores a prediction file in the layout of ``dataset`` (hotpotqa, 2wiki or musique).
 
     Args:
-        dataset: the set.
-        gold: the question file, its folder or the parent; None is the environment variable of the sets.
-        predictions: HotpotQA and 2Wiki ``{"answer": {id: text}, "sp": {id: [[title, sentence]]}}`` (2Wiki also
-            ``"evidence"``), MuSiQue one ``{"id", "predicted_answer", "predicted_support_idxs"}`` a line, for
-            MuSiQue-Full with ``"predicted_answerable"`` and the two predictions of an id in the order of the golds.
-        split: of the set; its first where None.
+        dataset: The name of the set.
+        gold: The question file, its folder or the parent; None uses the environment variable of the data sets.
+        predictions: HotpotQA and 2Wiki: ``{"answer": {id: text}, "sp": {id: [[title, sentence]]}}`` (2Wiki also
+            ``"evidence"``). MuSiQue: one ``{"id", "predicted_answer", "predicted_support_idxs"}`` per line; for MuSiQue-Full
+            also ``"predicted_answerable"``, and both predictions of an id in the order of the golds.
+        split: The split of the set; None uses its first one.
 
     Returns:
-        ``n`` (all golds: a missing prediction counts 0), ``missing`` by part, and the ``scores``.
+        ``n`` (all golds; a missing prediction scores 0), ``missing`` by part, and the ``scores``.
 
     Raises:
-        UnknownName: a set without official measures of its own, or no such split.
-        DatasetError: a file that cannot be read or has another layout, or no prediction of any question of the set.
+        UnknownName: the set has no official measures, or no such split.
+        DatasetError: a file cannot be read or has another layout, or no prediction belongs to a question of the set.
     """
     check_known("official measure of the set", dataset, OFFICIAL)
     kind = SETS[dataset]
@@ -177,7 +177,7 @@ def _wiki(golds: Sequence[RawRow], predictions: Sequence[RawRow], source: Path) 
 
 
 def _accepted(gold: RawRow, key: str, aliases: Aliases) -> list[list[Triple]]:
-    """The accepted forms of each gold triple: subject and object under all their names."""
+    """Returns the accepted forms of each gold triple: subject and object under all their names."""
     triples = _triples(listed_facts(gold, "evidences"), key)
     ids = _triples(gold.fields.get("evidences_id") or [["", "", ""]] * len(triples), key)
     if len(ids) != len(triples):
@@ -191,20 +191,20 @@ def _accepted(gold: RawRow, key: str, aliases: Aliases) -> list[list[Triple]]:
     ]
 
 
-class _Answered(NamedTuple):
-    """What was scored of one question of MuSiQue, or of one of the two twins in MuSiQue-Full."""
+class _MusiqueScores(NamedTuple):
+    """The scores of one question of MuSiQue, or of one of the two twins in MuSiQue-Full."""
 
     id: str
     answerable: bool
     sufficiency_right: bool
-    # Exact match and F1 of the answer, F1 of the support; 0 where a question is unanswerable, which counts nowhere.
+    # Exact match and F1 of the answer, F1 of the support. They are 0 for an unanswerable question, and not used.
     scores: tuple[float, float, float]
 
 
 def _musique(golds: Sequence[RawRow], predictions: Sequence[RawRow], source: Path) -> Report:
-    """MuSiQue-Ans, or MuSiQue-Full where a gold is marked unanswerable: answers count on answerable ones only."""
+    """Scores MuSiQue-Ans, or MuSiQue-Full if a gold is marked unanswerable: answers count only on answerable questions."""
     full = any(gold.fields.get("answerable") is False for gold in golds)
-    rows = [_musique_row(gold, row, full) for gold, row in _in_order(golds, predictions, source)]
+    rows = [_musique_row(gold, row, full) for gold, row in _with_predictions(golds, predictions, source)]
     pairs = _musique_twins(rows, source) if full else {}
     answerable = [row.scores for row in rows if row.answerable]
     names = ("answer_em", "answer_f1", "support_f1")
@@ -212,10 +212,10 @@ def _musique(golds: Sequence[RawRow], predictions: Sequence[RawRow], source: Pat
     return {"n": len(answerable), "missing": {}, "scores": scores}
 
 
-def _in_order(
+def _with_predictions(
     golds: Sequence[RawRow], predictions: Sequence[RawRow], source: Path
 ) -> Iterator[tuple[RawRow, RawRow]]:
-    """Each gold with its prediction; twins have one id, so theirs must stand in the order of the golds."""
+    """Yields each gold with its prediction. Twins share an id, so their predictions must be in the golds' order."""
     waiting: dict[str, deque[RawRow]] = defaultdict(deque)
     for row in predictions:
         waiting[row.id("id")].append(row)
@@ -227,21 +227,21 @@ def _in_order(
         yield gold, waiting[gold.id("id")].popleft()
 
 
-def _musique_row(gold: RawRow, row: RawRow, full: bool) -> _Answered:
+def _musique_row(gold: RawRow, row: RawRow, full: bool) -> _MusiqueScores:
     answerable = gold.fields.get("answerable") is not False
     right = not full or _flag(row, "predicted_answerable") == answerable
     if not answerable:
-        return _Answered(gold.id("id"), False, right, (0.0, 0.0, 0.0))
+        return _MusiqueScores(gold.id("id"), False, right, (0.0, 0.0, 0.0))
     aliases = gold.texts("answer_aliases")
     wanted = [_number(p, "idx") for p in gold.items("paragraphs") if p.value("is_supporting")]
     answer = musique_answer(_text(row.value("predicted_answer"), row.place), [gold.gold("answer"), *aliases])
     support = musique_support(_numbers(row, "predicted_support_idxs"), wanted).f1
-    return _Answered(gold.id("id"), True, right, (*answer, support))
+    return _MusiqueScores(gold.id("id"), True, right, (*answer, support))
 
 
-def _musique_twins(rows: Sequence[_Answered], source: Path) -> dict[str, float]:
-    """Scores of pairs: those of the answerable twin where answerability is right for both, otherwise 0."""
-    twins: dict[str, list[_Answered]] = {}
+def _musique_twins(rows: Sequence[_MusiqueScores], source: Path) -> dict[str, float]:
+    """Scores twins as pairs: the scores of the answerable twin if answerability is right for both, otherwise 0."""
+    twins: dict[str, list[_MusiqueScores]] = {}
     for row in rows:
         twins.setdefault(row.id, []).append(row)
     pairs = []
@@ -277,7 +277,7 @@ def _numbers(row: RawRow, name: str) -> list[int]:
 
 
 def musique_answer(prediction: str, golds: Iterable[str]) -> tuple[float, float]:
-    """Exact match and F1, each its best over the golds; where a side is empty, 1 if both are."""
+    """Returns exact match and F1, each the best over the golds; with an empty side, 1 if both sides are empty."""
     pairs = []
     for gold in golds:
         predicted, target = normalize.squad(prediction).split(), normalize.squad(gold).split()
@@ -288,7 +288,7 @@ def musique_answer(prediction: str, golds: Iterable[str]) -> tuple[float, float]
 
 
 def _averaged(rows: Sequence[Mapping[str, Match | None]], source: Path) -> Report:
-    """Means over all golds; a missing part counts 0, and so does the joint score of its question."""
+    """Averages over all golds. A missing part scores 0, and so does the joint score of its question."""
     if not any(part for row in rows for part in row.values()):
         raise DatasetError(f"No prediction is of a question of {source}: its ids are others.")
     totals: Counter[str] = Counter()
@@ -309,7 +309,7 @@ def _averaged(rows: Sequence[Mapping[str, Match | None]], source: Path) -> Repor
 
 
 def read_aliases(source: Path) -> dict[str, tuple[str, ...]]:
-    """2Wiki's other names by Wikidata id, from ``id_aliases.json`` beside ``source``; empty without it."""
+    """Reads 2Wiki's aliases by Wikidata id from ``id_aliases.json`` beside ``source``; empty without that file."""
     path = next(iter(sorted(source.parent.glob("id_aliases.json*"))), None)
     if path is None:
         return {}
@@ -351,4 +351,4 @@ OFFICIAL: dict[str, Callable[[Sequence[RawRow], Sequence[RawRow], Path], Report]
     "2wiki": _wiki,
     "musique": _musique,
 }
-"""Sets with measures of their own, and what computes them."""
+"""The sets with official measures, and the functions that compute these."""

@@ -1,4 +1,4 @@
-"""What every evaluation does, that of a command and that of a training run: episodes, bounds, and their summary."""
+"""The common parts of every evaluation, of a command or within training: playing episodes and bounds, and the summary."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -44,23 +44,23 @@ def play_evaluation(
     retry_faults: bool = False,
     usage: EndpointUsage | None = None,
 ) -> tuple[list[EpisodeRecord], dict[str, Any]]:
-    """The episodes of every question and the bounds of their score, each from where its journal in ``out`` ends.
+    """Plays the missing episodes of every question and of the bounds; each resumes at the end of its journal in ``out``.
 
     Args:
-        agent: What answers.
+        agent: The agent that answers.
         task_env: Questions, retriever and environment.
-        out: Folder of the evaluation.
-        display: Gets the progress.
-        title: Names the work in the display.
-        scorer: The headline, under which bounds are measured.
-        seed: Of the episodes.
+        out: The folder of the evaluation.
+        display: Shows the progress.
+        title: The name of the work in the display.
+        scorer: The main scorer, which also scores the bounds.
+        seed: The seed of the episodes.
         bounded: Whether the questions are played again without search, with gold passages and by the expert.
-        retry_faults: Whether episodes that an infrastructure failure ended are played again.
-        usage: Of the endpoint that is asked.
+        retry_faults: Whether episodes that ended by an infrastructure failure are played again.
+        usage: The usage of the policy's endpoint, if it has one.
 
     Raises:
-        ConfigurationError: a journal was changed by somebody else.
-        Fault: everything fails; what was finished is kept.
+        ConfigurationError: a journal was changed by another program.
+        Fault: all episodes fail; finished episodes are kept.
     """
     tasks = task_env.source.tasks
     sides = {"run": (task_env, agent)}
@@ -94,18 +94,18 @@ def play_evaluation(
 
 
 def _open_journals(out: Path, names: Iterable[str], *, retry_faults: bool) -> dict[str, Journal]:
-    """The journal of the run and that of each bound, by name."""
+    """Opens the journal of the run and that of each bound, by name."""
     again = (lambda record: not record["valid"]) if retry_faults else (lambda record: False)
     paths = {name: out / "bounds" / f"{name}.jsonl" for name in names} | {"run": out / EPISODES}
     return {name: Journal(path, again) for name, path in paths.items()}
 
 
 def _bound(play: Callable[[], list[EpisodeRecord]], agent: EvalAgent, scorer: str) -> dict[str, Any]:
-    """A bound, or why there is none: the run itself is played, and worth more than that.
+    """Plays a bound; returns its score or a note why it failed, because a failed bound must not discard the run.
 
     Raises:
-        PolicyFault: the service that the policy is asked from failed; the same command goes on when it is there again.
-        OSError: the episodes cannot be written; likewise.
+        PolicyFault: the service of the policy failed. Running the same command later resumes the evaluation.
+        OSError: the episodes cannot be written; running the same command later resumes it, too.
     """
     try:
         records = play()
@@ -121,7 +121,7 @@ def _bound(play: Callable[[], list[EpisodeRecord]], agent: EvalAgent, scorer: st
 
 
 def _progress(display: Display, usage: EndpointUsage | None) -> Progress:
-    """Shows how far the work is; of an endpoint also what has been spent, which is written down each time."""
+    """Shows the progress and, for an endpoint, the usage so far, which is also saved each time."""
     if usage is None:
         return display.advance
 
@@ -133,7 +133,7 @@ def _progress(display: Display, usage: EndpointUsage | None) -> Progress:
 
 
 class _RunningMetrics:
-    """The metrics that matter while episodes come in; of this process's share where a run was resumed."""
+    """The running metrics in the display; after a resume, only of the episodes of this process."""
 
     def __init__(self, scorer: str, *, searched: bool) -> None:
         self._scorer = scorer
@@ -166,19 +166,19 @@ def summarize_evaluation(
     note: Callable[[str], None],
     retriever: str = "",
 ) -> dict[str, Any]:
-    """The content of ``results.json``.
+    """Computes the content of ``results.json``.
 
     Args:
-        agent: What answered.
+        agent: The agent that answered.
         task_env: Questions, retriever and environment.
-        records: One for each question.
-        bounds: What its score is held against.
+        records: One record for each question.
+        bounds: The bounds of the score.
         policy: The name of the agent.
-        scorers: The first is the headline.
-        seed: Of the episodes.
-        settings: What else decides the numbers.
-        note: Is told what could not be measured.
-        retriever: Its spec; empty takes what the retriever calls itself.
+        scorers: The names of the scorers; the first is the main one.
+        seed: The seed of the episodes.
+        settings: Further settings that influence the numbers.
+        note: Called with a sentence for everything that could not be measured.
+        retriever: The spec of the retriever; empty uses its own name.
     """
     info = None if task_env.retriever is None else task_env.retriever.info()
     options = task_env.env.options

@@ -1,4 +1,4 @@
-"""Scores of a file of predicted answers over any question set, by the scorers of `agentenv.core.scoring.scorers`."""
+"""Scores a file of predicted answers to any question set by the scorers of `agentenv.core.scoring.scorers`."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -34,23 +34,23 @@ def score_predictions(
     *,
     split: str | None = None,
 ) -> Report:
-    """Scores answers by question id; a question without one counts 0.
+    """Scores predicted answers by question id. A question without a prediction scores 0.
 
     Args:
-        dataset: a question set, a file of questions, or several of them with commas between.
-        data: where the set lies; None is the environment variable of the sets.
-        predictions: one record a question with ``id`` and ``answer`` (or ``prediction``), or one that maps ids to answers.
-        scorers: `SCORERS` where empty.
-        split: of the set; its first where None.
+        dataset: A question set, a file of questions, or several of them separated by commas.
+        data: Where the set is; None uses the environment variable of the data sets.
+        predictions: One record per question with ``id`` and ``answer`` (or ``prediction``), or one that maps ids to answers.
+        scorers: The names of the scorers; `SCORERS` if empty.
+        split: The split of the set; None uses its first one.
 
     Returns:
-        ``n`` (all questions), ``missing``, the number of ``unknown`` ids, ``scores`` and their ``ci95``; of several sets
-        also ``by_set``, with the same of each but ``unknown``.
+        ``n`` (all questions), ``missing``, the number of ``unknown`` ids, ``scores`` and their ``ci95``. For several sets
+        also ``by_set``, with the same for each set except ``unknown``.
 
     Raises:
-        UnknownName: no such set, split or scorer.
-        DatasetError: a file that cannot be read, an answer that is no text, an id that occurs twice, or no id of the set.
-        ConfigurationError: a set of programs, or tasks that are made on the spot.
+        UnknownName: there is no such set, split or scorer.
+        DatasetError: a file cannot be read, an answer is not text, an id occurs twice, or no id belongs to the set.
+        ConfigurationError: the set consists of programs, or its tasks are generated.
     """
     judges = {name: load_scorer(name) for name in scorers or SCORERS}
     check_source(dataset, split, data)
@@ -88,10 +88,10 @@ def _scored(tasks: Sequence[Task], answers: Mapping[str, str | None], judges: Ma
 
 
 def read_answers(predictions: Sequence[RawRow]) -> Mapping[str, str | None]:
-    """Predicted answers by question id; null is no answer.
+    """Returns the predicted answers by question id; null means no answer.
 
     Raises:
-        DatasetError: an answer that is no text, an id that occurs twice, or a record with neither.
+        DatasetError: an answer is not text, an id occurs twice, or a record lacks one of them.
     """
     if len(predictions) == 1 and not any(name in predictions[0].fields for name in _IDS):
         (whole,) = predictions
@@ -113,10 +113,10 @@ def read_answers(predictions: Sequence[RawRow]) -> Mapping[str, str | None]:
 
 
 def _predicted(row: RawRow) -> Any:
-    """What a record holds as predicted answer.
+    """Returns the predicted answer of a record.
 
     Raises:
-        DatasetError: two fields hold different ones, of which one may be the accepted answer.
+        DatasetError: two fields contain different answers, one of which may be the accepted answer.
     """
     values = [row.fields[name] for name in _ANSWERS if name in row.fields]
     if any(value != values[0] for value in values[1:]):
@@ -128,10 +128,10 @@ def _predicted(row: RawRow) -> Any:
 
 
 def read_predictions(path: Path) -> list[RawRow]:
-    """The records of a prediction file.
+    """Reads the records of a prediction file.
 
     Raises:
-        DatasetError: it cannot be read or holds none.
+        DatasetError: the file cannot be read or is empty.
     """
     found = list(read_records(path))
     if not any(row.fields for row in found):

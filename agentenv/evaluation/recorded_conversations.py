@@ -1,4 +1,4 @@
-"""Recorded episodes as the conversations that they were: what each turn said, and the messages that were shown around it."""
+"""Restores conversations from recorded episodes: what each turn said, and the messages that were shown around it."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,10 +27,10 @@ _CUT = "have a turn that a budget of tokens cut off"
 
 
 def evaluations_in(folder: Path) -> list[Evaluation]:
-    """The evaluation in ``folder``, or those of its samples, or those of all sets of a suite.
+    """Reads the evaluation in ``folder``, or those of its samples, or those of all sets of a suite.
 
     Raises:
-        ConfigurationError: there is no finished one.
+        ConfigurationError: there is no finished evaluation.
         DatasetError: a line of it cannot be read.
     """
     if (folder / SUITE).is_file():
@@ -40,8 +40,8 @@ def evaluations_in(folder: Path) -> list[Evaluation]:
     return [read_evaluation(one) for one in ([folder] if alone else samples)]
 
 
-def why_not(record: EpisodeRecord) -> str:
-    """Why the texts of an episode do not say all that it was; empty where they do."""
+def why_not_restorable(record: EpisodeRecord) -> str:
+    """Returns why an episode cannot be restored from its recorded texts; empty if it can."""
     turns = record.get("turns") or []
     if not (turns and record.get("prompt")):
         return _EMPTY
@@ -60,13 +60,13 @@ def why_not(record: EpisodeRecord) -> str:
 
 
 def recorded_opening(record: EpisodeRecord) -> Observation:
-    """The messages that opened an episode whose texts say all."""
+    """Returns the opening messages of an episode that can be restored."""
     texts = record.get("opening") or [record["prompt"]]
     return _messages((record.get("roles") or [["user"]])[0], texts)
 
 
 def observation_after(record: EpisodeRecord, place: int) -> Observation:
-    """The observation after the turn at ``place``: where no roles are recorded, the result of a tool or nothing."""
+    """Returns the observation after turn ``place``; without recorded roles, it is the result of a tool, or empty."""
     turn = record["turns"][place]
     if len(roles := record.get("roles") or ()) > place + 1:
         return _messages(roles[place + 1], turn.get("messages") or [turn["observation"]])
@@ -74,17 +74,17 @@ def observation_after(record: EpisodeRecord, place: int) -> Observation:
 
 
 def _messages(roles: Sequence[str], texts: Sequence[str]) -> Observation:
-    # Where nothing was shown, there are no roles and an empty text.
+    # If nothing was shown, there are no roles and the text is empty.
     return tuple(Message(role, text) for role, text in zip(roles, texts, strict=bool(roles)))  # type: ignore[arg-type]
 
 
 def native_turn(action: str, family: str, tools: Sequence[Mapping[str, Any]]) -> AssistantTurn:
-    """What a recorded action says, where the policy spoke in the native form.
+    """Parses a recorded action of a policy that uses the native form.
 
     Args:
-        action: As it is recorded.
-        family: The model family in whose form it stands, or ``ENDPOINT``.
-        tools: The declared ones, in OpenAI's form.
+        action: The recorded text.
+        family: The model family whose form it has, or ``ENDPOINT``.
+        tools: The declared tools in OpenAI's form.
     """
     if family == ENDPOINT:
         return recorded_turn(action, tools)

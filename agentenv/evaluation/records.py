@@ -1,7 +1,7 @@
-"""The folder of one evaluation: ``episodes.jsonl``, one question a line, and ``results.json``, their summary.
+"""The folder of an evaluation: ``episodes.jsonl`` with one question per line, and ``results.json`` with the summary.
 
-A line of ``episodes.jsonl`` is a JSON object with the keys of `EpisodeRecord`. The summary can always be computed
-again from it, so scorers added later see the very same episodes.
+A line of ``episodes.jsonl`` is a JSON object with the keys of `EpisodeRecord`. The summary can always be recomputed from it,
+so scorers added later are applied to the same episodes.
 """
 
 import json
@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Annotated, Any, Required
 
 from pydantic import BeforeValidator, Field, with_config
-from typing_extensions import TypedDict  # pydantic checks that of ``typing`` from Python 3.12 on
+from typing_extensions import TypedDict  # pydantic supports that of ``typing`` only from Python 3.12 on
 
-from agentenv.core.io.claims import require_place
+from agentenv.core.io.claims import require_claimed_folder
 from agentenv.core.io.files import write_text
 from agentenv.core.io.strict_json import read_json_text
 from agentenv.core.scoring.scorers import check_answers
 from agentenv.data.sealed import seal, unseal
 from agentenv.errors import ConfigurationError, DatasetError
-from agentenv.evaluation.checksums import forget, note, verify
+from agentenv.evaluation.checksums import remove_digests, verify_digests, write_digests
 from agentenv.evaluation.saved_forms import AS_WRITTEN, check_form
 
 EPISODES = "episodes.jsonl"
@@ -28,26 +28,26 @@ USAGE = "usage.json"
 SUITE = "suite.json"
 PAGE = "report.html"
 TOOL_CALL_FORM = "tool_call_form"
-"""Setting in ``results.json`` of a native policy: the family in whose form its turns stand, or ``ENDPOINT``."""
+"""Setting in ``results.json`` of a native policy: the model family whose form its turns have, or ``ENDPOINT``."""
 ENDPOINT = "endpoint"
-"""Turns of a model that a service renders and reads, as `agentenv.core.action_turns` writes them."""
+"""Marks turns of a model whose service renders and parses them, written by `agentenv.core.action_turns`."""
 
 
 @with_config(AS_WRITTEN)
 class ToolRecord(TypedDict, total=False):
-    """One tool call of a turn; the values of `agentenv.core.types.ToolResult`."""
+    """One tool call of a turn, with the values of `agentenv.core.types.ToolResult`."""
 
     name: str
     status: str
     text: str
     error_class: str
     ids: Sequence[Sequence[str]]
-    """Ids of the passages that it returned, one ranked list for each query."""
+    """Ids of the returned passages: one ranked list for each query."""
 
 
 @with_config(AS_WRITTEN)
 class MarkRecord(TypedDict):
-    """An action on a screen; the values of `agentenv.core.scene.Mark`."""
+    """An action on a screen, with the values of `agentenv.core.scene.Mark`."""
 
     kind: str
     label: str
@@ -62,7 +62,7 @@ class SceneRecord(TypedDict, total=False):
     """The screen on which an action was chosen."""
 
     picture: Required[str]
-    """A file in the folder ``screens`` beside the episodes, named after its content."""
+    """The name of a file in the folder ``screens`` beside the episodes, derived from its content."""
     marks: Required[list[MarkRecord]]
     size: Sequence[int]
     """Width and height in pixels, to which the marks refer."""
@@ -70,30 +70,30 @@ class SceneRecord(TypedDict, total=False):
 
 @with_config(AS_WRITTEN)
 class TurnRecord(TypedDict, total=False):
-    """One turn: what the policy wrote, what it saw next, and what that was worth."""
+    """One turn: what the policy wrote, what it was shown next, and the reward."""
 
     action: str
     cut: bool
-    """True where a budget of tokens ended the action, and not the policy."""
+    """True if a token budget ended the action, and not the policy."""
     observation: str
     messages: list[str]
-    """The texts of the messages of the observation, where there are several."""
+    """The texts of the observation's messages, if there are several."""
     images: int
-    """Images in the observation, where there are any."""
+    """Number of images in the observation, if there are any."""
     valid: bool
     reward: float
     tool_results: list[ToolRecord]
     policy_tokens: int
-    """Tokens sampled in this turn."""
+    """Number of tokens sampled in this turn."""
     observation_tokens: int
-    """Tokens shown after the turn, unless the observation began a new row."""
+    """Number of tokens shown after the turn, unless the observation started a new row."""
     scene: SceneRecord
-    """The screen on which the action was chosen, where there is one."""
+    """The screen on which the action was chosen, if there is one."""
 
 
 @with_config(AS_WRITTEN)
 class SegmentRecord(TypedDict, total=False):
-    """A stretch of the token ids of an episode; the values of `agentenv.core.trajectory.Segment`."""
+    """A segment of an episode's token ids, with the values of `agentenv.core.trajectory.Segment`."""
 
     kind: Required[Annotated[str, Field(pattern="^(prompt|policy|env|format|injected)$")]]
     turn: Required[int]
@@ -111,50 +111,49 @@ class EpisodeRecord(TypedDict, total=False):
     answers: Required[Sequence[str]]
     prediction: Required[str | None]
     solved: bool
-    """Whether the environment itself calls the task solved; where absent the score decides."""
-    # False is an infrastructure failure: excluded from every score and counted as a fault.
+    """Whether the environment considers the task solved; if absent, the score decides."""
+    # False after an infrastructure failure: the episode is excluded from every score and counted as a fault.
     valid: Required[bool]
     end_reason: Required[str]
     searches: Required[int | None]
-    """Queries asked; None where nothing says what was found."""
+    """Number of queries; None if it is unknown what was found."""
     reward: float
     rank: int | None
-    """Best rank of a gold passage, in an environment of one search; None where none was found."""
-    followed_share: (
-        float  # of a recording that was followed before the first mismatch, in a semi-online environment
-    )
+    """Best rank of a gold passage, in an environment with a single search; None if none was found."""
+    # share of a recording that was followed before the first mismatch, in a semi-online environment
+    followed_share: float
     supporting_ids: Sequence[str]
     canary: str
-    """Canary of a set whose text may lie on disk in encrypted form only."""
+    """The canary of a set whose text may be stored only in encrypted form."""
     cluster: str
-    """The passage that the question shares with others, from which it is then not independent."""
+    """The passage that the question shares with others, so that they are not independent."""
     retrieved_ids: Sequence[Sequence[str]]
     """One ranked list of ids for each search."""
     set: str
-    """Of an evaluation of several sets together: the one that the question is of."""
+    """In an evaluation of several sets: the set of the question."""
     family: str | None
     hops: int | None
     tokens: dict[str, int]
-    """``policy``: sampled; ``total``: prompt and observations included."""
+    """``policy``: sampled tokens; ``total``: also prompt and observations."""
     error: str
-    """What an infrastructure failure says."""
+    """The message of an infrastructure failure."""
     prompt: str
     opening: list[str]
-    """The texts of the messages of the prompt, where there are several."""
+    """The texts of the opening messages, if there are several."""
     images: int
-    """Images in the prompt, where there are any."""
+    """Number of images in the prompt, if there are any."""
     tools: list[dict[str, Any]]
-    """The tools that were declared, in OpenAI's form, where the policy spoke in its native form and they did not change."""
+    """The declared tools in OpenAI's form, if the policy used its native form and they did not change."""
     turns: Annotated[Sequence[TurnRecord], BeforeValidator(lambda turns: [] if turns is None else turns)]
-    # The roles of the opening messages, then of those after each turn; only where they are unusual.
+    # The roles of the opening messages, then of those after each turn; only if they are unusual.
     roles: Sequence[Sequence[str]]
     segments: Sequence[SegmentRecord]
-    """All token ids, where they were asked for."""
+    """All token ids, if they were requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What one evaluation folder holds."""
+    """The content of one evaluation folder."""
 
     directory: Path
     results: dict[str, Any]
@@ -165,21 +164,21 @@ def read_evaluation(directory: Path | str) -> Evaluation:
     """Reads a whole evaluation folder.
 
     Raises:
-        ConfigurationError: it is not an evaluation folder, or its episodes were changed.
-        DatasetError: a line of it cannot be scored; the message names the line.
+        ConfigurationError: the folder is no evaluation, or its episodes were changed.
+        DatasetError: a line cannot be scored; the message names the line.
     """
     directory = Path(directory)
     results = read_results(directory)
-    verify(directory / EPISODES)
+    verify_digests(directory / EPISODES)
     return Evaluation(directory, results, read_records(directory / EPISODES))
 
 
 def read_records(path: Path) -> list[EpisodeRecord]:
-    """The lines of an ``episodes.jsonl``, checked.
+    """Reads and checks the lines of an ``episodes.jsonl``.
 
     Raises:
-        ConfigurationError: there is no such file.
-        DatasetError: a line is not JSON, lacks a key, repeats an id, or has golds that are not text.
+        ConfigurationError: the file does not exist.
+        DatasetError: a line is not JSON, lacks a key, repeats an id, or has accepted answers that are not text.
     """
     if not path.is_file():
         raise ConfigurationError(_no_evaluation(path))
@@ -194,7 +193,7 @@ def read_records(path: Path) -> list[EpisodeRecord]:
 
 
 def _no_evaluation(path: Path) -> str:
-    """That the file ``path`` of an evaluation is missing, and which folder was meant."""
+    """Returns the message that the file ``path`` of an evaluation is missing, and which folder was probably meant."""
     within = path.parent / "evaluation" / "after"
     which = (
         f"such as that of this training run, {within}" if within.is_dir() else "as `agentenv eval` writes it"
@@ -203,10 +202,10 @@ def _no_evaluation(path: Path) -> str:
 
 
 def parse_record(line: bytes, where: str) -> EpisodeRecord:
-    """One line of ``episodes.jsonl``, checked; ``where`` names it in errors.
+    """Parses and checks one line of ``episodes.jsonl``; ``where`` names it in errors.
 
     Raises:
-        DatasetError: it is not JSON, lacks a key, or has golds that are not text.
+        DatasetError: the line is not JSON, lacks a key, or has accepted answers that are not text.
     """
     try:
         record = read_json_text(line)
@@ -218,7 +217,7 @@ def parse_record(line: bytes, where: str) -> EpisodeRecord:
     if missing:
         raise DatasetError(f"{where}: the key {missing[0]!r} is missing.")
     try:
-        if record["answers"] != []:  # an environment that judges by itself has none
+        if record["answers"] != []:  # an environment that scores episodes itself has none
             check_answers(record["answers"])
     except DatasetError as error:
         raise DatasetError(f"{where}: {error}") from None
@@ -236,10 +235,10 @@ def _unsealed(cipher: Any, canary: Any, where: str) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """One JSON object from a file.
+    """Reads a JSON object from a file.
 
     Raises:
-        ConfigurationError: the file is absent or not a JSON object.
+        ConfigurationError: the file does not exist or does not contain a JSON object.
     """
     if not path.is_file():
         raise ConfigurationError(
@@ -255,10 +254,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_results(directory: Path) -> dict[str, Any]:
-    """The ``results.json`` of an evaluation.
+    """Reads the ``results.json`` of an evaluation.
 
     Raises:
-        ConfigurationError: there is none, or it is not what an evaluation writes.
+        ConfigurationError: there is none, or it does not have the form that an evaluation writes.
     """
     if (directory / EPISODES).is_file() and not (directory / RESULTS).is_file():
         raise ConfigurationError(
@@ -271,10 +270,10 @@ def read_results(directory: Path) -> dict[str, Any]:
 
 
 def read_suite_summary(directory: Path) -> dict[str, Any]:
-    """The ``suite.json`` of a suite.
+    """Reads the ``suite.json`` of a suite.
 
     Raises:
-        ConfigurationError: there is none, or it is not what a suite writes.
+        ConfigurationError: there is none, or it does not have the form that a suite writes.
     """
     return _read_checked("suite", directory / SUITE)
 
@@ -285,7 +284,7 @@ def _read_checked(kind: str, path: Path) -> dict[str, Any]:
     return value
 
 
-_OPEN = frozenset(
+_UNENCRYPTED_KEYS = frozenset(
     {
         "id",
         "valid",
@@ -300,43 +299,43 @@ _OPEN = frozenset(
     }
     | {"cluster", "retrieved_ids", "set", "family", "hops", "tokens"}
 )
-"""What of the record of a sealed set is no text of it; everything else is encrypted, whatever is added to records."""
+"""Keys of a sealed set's record that contain none of its text. All other keys are encrypted, including future ones."""
 
 
 def as_line(record: EpisodeRecord) -> str:
-    """The line of ``episodes.jsonl`` for one record; the texts of a sealed set are encrypted under its canary."""
+    """Writes one record as a line of ``episodes.jsonl``. The texts of a sealed set are encrypted with its canary."""
     row: dict[str, Any] = dict(record)
     if "canary" in record:
-        texts = {name: row.pop(name) for name in list(row) if name not in _OPEN}
+        texts = {name: row.pop(name) for name in list(row) if name not in _UNENCRYPTED_KEYS}
         row["sealed"] = seal(json.dumps(texts, ensure_ascii=False), record["canary"])
     return json.dumps(row, ensure_ascii=False) + "\n"
 
 
 def redacted(record: EpisodeRecord) -> EpisodeRecord:
-    """``record`` for a page that people pass on: without the texts of a sealed set."""
+    """Returns ``record`` for a page that people may share: without the texts of a sealed set."""
     if "canary" not in record:
         return record
     hidden = "(not shown: this set must not be published in plain text)"
-    shown: dict[str, Any] = {name: value for name, value in record.items() if name in _OPEN}
+    shown: dict[str, Any] = {name: value for name, value in record.items() if name in _UNENCRYPTED_KEYS}
     shown |= {"question": hidden, "answers": [hidden], "prompt": hidden, "turns": []}
     shown["prediction"] = None if record["prediction"] is None else hidden
-    if record.get("error"):  # a service that refuses a request may quote it
+    if record.get("error"):  # a service that refuses a request may quote the question
         shown["error"] = hidden
     return shown  # type: ignore[return-value]
 
 
 def write_evaluation(directory: Path, results: Mapping[str, Any], records: Iterable[EpisodeRecord]) -> None:
-    """Writes both files; ``results.json`` comes last, so its presence means that the folder is complete."""
-    require_place(directory)
+    """Writes both files. ``results.json`` is written last, so its presence means that the folder is complete."""
+    require_claimed_folder(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    forget(directory / EPISODES)
+    remove_digests(directory / EPISODES)
     write_text(directory / EPISODES, lines_of(records))
-    note(directory / EPISODES)
+    write_digests(directory / EPISODES)
     write_results(directory, results)
 
 
 def lines_of(records: Iterable[EpisodeRecord]) -> str:
-    """Records as the lines of ``episodes.jsonl``."""
+    """Writes records as the lines of ``episodes.jsonl``."""
     return "".join(map(as_line, records))
 
 

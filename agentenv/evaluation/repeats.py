@@ -1,7 +1,7 @@
-"""Several evaluations of one system over the same questions, with other seeds: what the seeds are worth.
+"""Several evaluations of one system on the same questions with different seeds: the variation between seeds.
 
-The error over questions and the error over seeds are different things and stand apart. A question counts where
-every run has answered it without an infrastructure failure.
+The error over questions and the error over seeds are different quantities and reported separately. A question counts only if
+every run answered it without an infrastructure failure.
 """
 
 import json
@@ -27,7 +27,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Runs:
-    """The scores of S runs on the N questions that all of them have answered."""
+    """The scores of S runs on the N questions that all of them answered."""
 
     ids: tuple[str, ...]
     clusters: list[str]
@@ -36,10 +36,11 @@ class Runs:
 
 
 def read_runs(directories: Sequence[Path], scorer: str, *, also: Sequence[Path] = ()) -> Runs:
-    """The scores of ``directories`` under ``scorer``, on questions without a fault there or in ``also``.
+    """Reads the scores of ``directories`` under ``scorer``, on questions without a fault in these and in ``also``.
 
     Raises:
-        ConfigurationError: no folders, the same one twice, or runs over other questions (`check_same_questions`).
+        ConfigurationError: there are no folders, the same folder twice, or runs with different questions
+            (`check_same_questions`).
     """
     everything = [*directories, *also]
     if not directories or len({path.resolve() for path in everything}) < len(everything):
@@ -61,16 +62,16 @@ def _rows(run: Evaluation, valid: set[str]) -> list[EpisodeRecord]:
 
 
 def summarize_runs(runs: Runs, scorer: str, ks: Sequence[int] = (), *, seed: int = 0) -> Json:
-    """avg@S, pass@k and all@k over questions, and mean, range and standard error over seeds.
+    """Computes avg@S, pass@k and all@k over questions, and mean, range and standard error over seeds.
 
     Args:
         runs: S runs.
-        scorer: their scorer; pass@k needs one of 0 and 1.
-        ks: the k of pass@k; every power of two up to S, and S, where empty.
-        seed: of the bootstrap.
+        scorer: The scorer of the runs; pass@k requires values of 0 and 1.
+        ks: The values of k for pass@k; if empty, S and every power of two up to S.
+        seed: The seed of the bootstrap.
 
     Raises:
-        ConfigurationError: a k beyond the number of runs.
+        ConfigurationError: a k is greater than the number of runs.
     """
     n_seeds = runs.scores.shape[1]
     by_seed = [float(mean) for mean in runs.scores.mean(axis=0)]
@@ -101,7 +102,7 @@ SAMPLES = "samples.json"
 
 
 def write_samples(folders: Sequence[Path], out: Path) -> Json:
-    """Writes `summarize_runs` over the samples of one evaluation, for each of their scorers, to ``samples.json`` in ``out``.
+    """Writes `summarize_runs` of an evaluation's samples, for each of their scorers, to ``samples.json`` in ``out``.
 
     Raises:
         ConfigurationError: as in `read_runs`.
@@ -122,11 +123,11 @@ def compare_runs(
     alpha: float = 0.05,
     seed: int = 0,
 ) -> Json:
-    """Two systems over several seeds each: is one better, and have enough seeds been run to say?
+    """Compares two systems with several seeds each: is one better, and are there enough seeds to decide?
 
-    ``sequential`` looks at one mean a seed (another seed of training could have been drawn); ``questions`` pairs
-    the questions, each with the mean over its seeds (other questions could have been asked); ``notes`` where rewards were
-    paid under other settings.
+    ``sequential`` tests one mean per seed (the population is other seeds of training). ``questions`` pairs the questions,
+    each with its mean over seeds (the population is other questions). ``notes`` is there if rewards were paid under other
+    settings.
 
     Raises:
         ConfigurationError: as in `read_runs` and `compare_sequentially`.

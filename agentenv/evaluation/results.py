@@ -1,7 +1,7 @@
-"""From the episodes of an evaluation to its ``results.json``, as pure functions.
+"""Computes ``results.json`` from the episodes of an evaluation, by pure functions.
 
-Every mean is over questions, never over batches, and stands beside its n and its 95 % interval. Faults of
-ours are not part of any mean; they are counted, and scores within [0, 1] say how far they could move the mean.
+Every mean is over questions, never over batches, and has its n and its 95 % interval. Infrastructure failures are not part
+of any mean. They are counted, and scores within [0, 1] state how far they could change the mean.
 """
 
 from collections import Counter
@@ -18,20 +18,20 @@ from agentenv.evaluation.statistics.significance import estimate
 Json = dict[str, Any]
 
 OUTCOME = "reward"
-"""Name of the score that the environment itself gave."""
-# Its values are read off the records, so it is never called.
+"""Name of the score that the environment itself computed."""
+# Its values are read from the records, so it is never called.
 _OUTCOME = Scorer(OUTCOME, 1, False, "none", lambda prediction, answers: 0.0)
 
 
 class RecordedMeasure(NamedTuple):
-    """A measure of what an environment itself has noted of an episode, and not of the answer."""
+    """A measure of an entry that the environment recorded about an episode, and not of its answer."""
 
     scorer: Scorer
-    """Its name and kind; never called."""
+    """The measure's name and kind; it is never called."""
     entry: str
-    """The entry of a record that it is read off."""
+    """The key of the record's entry."""
     value: Callable[[float], float]
-    """From the entry to the measure."""
+    """Computes the measure from the entry."""
 
 
 def _recorded(
@@ -53,16 +53,16 @@ RECORDED: Mapping[str, RecordedMeasure] = dict(
         _recorded("sop_tsr", "followed_share", lambda share: float(share == 1), binary=True),
     ]
 )
-"""Measures that are read off records; 0 where an episode has nothing there.
+"""Measures that are read from records; 0 if an episode lacks the entry.
 
-Of the best rank of a gold passage: MRR and recall (TopiOCQA, QReCC). Of what was handed in: whether it is right, whatever
-training pays for form, parts or length (execution accuracy of a query, all hidden tests of a program). Of the share of a
-recording that was followed before the first mismatch: PG, TSR and their mean, the score SOP (UI-S1, Lu et al. 2025,
-arXiv:2509.11543).
+From the best rank of a gold passage: MRR and recall (TopiOCQA, QReCC). From what was submitted: whether it is right,
+regardless of rewards for form, parts or length in training (execution accuracy of a query, all hidden tests of a program).
+From the share of a recording that was followed before the first mismatch: PG, TSR and their mean, the score SOP (UI-S1, Lu
+et al. 2025, arXiv:2509.11543).
 """
 
 CEILINGS = ("oracle", "oracle_paged", "expert")
-_BELOW = "below the run itself, so no ceiling for this policy"
+_LOW_CEILING_NOTE = "below the run itself, so no ceiling for this policy"
 
 
 def summarize(
@@ -79,25 +79,25 @@ def summarize(
     settings: Mapping[str, Any] | None = None,
     token_unit: str = "tokens",
 ) -> Json:
-    """The content of ``results.json``.
+    """Computes the content of ``results.json``.
 
     Args:
-        records: one for each question, faults included.
-        scorers: names of `agentenv.core.scoring.scorers`; the first is the headline.
-        dataset: name of the question set.
-        split: its split.
-        policy: the policy's ``kind:rest``.
-        retriever: the retriever's ``kind:rest``; None where the environment takes none. What is found and why answers are
-            wrong is left out where nothing was searched, and where nothing says which documents were found.
-        k: passages a search returns; the k of recall@k.
-        seed: seed of the sampling and of the bootstrap.
-        bounds: what closed book, oracle passages and the scripted expert score on the same questions.
-        settings: whatever else decides the numbers: decoding, turn limit, fingerprints.
-        token_unit: what a token of the policy is; empty leaves out what is counted in tokens.
+        records: One record per question, including faults.
+        scorers: Names of `agentenv.core.scoring.scorers`; the first is the main one.
+        dataset: The name of the question set.
+        split: The split of the set.
+        policy: The policy as ``kind:rest``.
+        retriever: The retriever as ``kind:rest``; None if the environment takes none. Statistics of what was found and
+            causes of errors are left out if nothing was searched, or if it is unknown which documents were found.
+        k: The number of passages that a search returns, and the k of recall@k.
+        seed: The seed of the sampling and of the bootstrap.
+        bounds: The scores of closed book, oracle passages and the scripted expert on the same questions.
+        settings: Further settings that influence the numbers: decoding, turn limit, fingerprints.
+        token_unit: The name of the policy's unit of text; empty leaves out everything that is counted in tokens.
 
     Raises:
-        UnknownName: a scorer that does not exist.
-        DatasetError: golds that cannot be scored.
+        UnknownName: a scorer does not exist.
+        DatasetError: accepted answers cannot be scored.
     """
     records = known_searches(records)
     scored = [record for record in records if record["valid"]]
@@ -121,33 +121,33 @@ def summarize(
         "errors": errors if explained else {"scorer": scorers[0], "correct": correct},
         "capabilities": capability_report(records, values, SEARCH_SKILLS) if explained else [],
         "tokens": costs(scored, correct, token_unit) if token_unit else {},
-        "bounds": mark_below(bounds or {}, tables["scores"][scorers[0]]["mean"]),
+        "bounds": mark_low_ceilings(bounds or {}, tables["scores"][scorers[0]]["mean"]),
         "settings": dict(settings or {}),
     }
 
 
-def mark_below(bounds: Mapping[str, Mapping[str, Any]], mean: float | None) -> Json:
-    """``bounds`` with a note on every ceiling that lies below ``mean``, the score of the run."""
+def mark_low_ceilings(bounds: Mapping[str, Mapping[str, Any]], mean: float | None) -> Json:
+    """Adds a note to each ceiling in ``bounds`` that is below ``mean``, the score of the run."""
     marked = {}
     for name, bound in bounds.items():
         own = bound.get("mean")
         below = name in CEILINGS and own is not None and mean is not None and own < mean
-        marked[name] = dict(bound) | ({"note": _BELOW} if below else {})
+        marked[name] = dict(bound) | ({"note": _LOW_CEILING_NOTE} if below else {})
     return marked
 
 
 def score_tables(
     scored: Sequence[EpisodeRecord], scorers: Sequence[str], *, seed: int = 0, faults: int = 0
 ) -> Json:
-    """The parts of ``results.json`` that depend on the scorers.
+    """Computes the parts of ``results.json`` that depend on the scorers.
 
     Args:
-        scored: the valid records.
-        scorers: names of scorers.
-        seed: of the bootstrap.
-        faults: episodes of the same evaluation that are not among ``scored``. What ends an episode so (a long one, a program
-            that takes the sandbox with it) may be likelier on hard questions, so a score within [0, 1] then has
-            ``range_with_faults``: its mean if all of them had scored 0, and if all had scored 1 (Manski 1990).
+        scored: The valid records.
+        scorers: The names of the scorers.
+        seed: The seed of the bootstrap.
+        faults: The number of episodes of the same evaluation that are not in ``scored``. The cause of a fault (a long
+            episode, or a program that crashes the sandbox) may be more likely on hard questions. So a score within [0, 1]
+            then has ``range_with_faults``: its mean if all of them had scored 0, and if all had scored 1 (Manski 1990).
 
     Returns:
         ``scores`` over all of ``scored``, and ``by_set``, ``by_family`` and ``by_hops``, each ``{value: {"n",
@@ -166,7 +166,7 @@ def score_tables(
 
 
 def range_with_faults(mean: float | None, n: int, faults: int) -> list[float]:
-    """The mean of ``n`` scores within [0, 1] and of ``faults`` more that are unknown: if these are all 0, and all 1."""
+    """Returns the mean of ``n`` known and ``faults`` unknown scores in [0, 1], if the latter are all 0, and all 1."""
     total = (mean or 0.0) * n
     return [total / (n + faults), (total + faults) / (n + faults)]
 
@@ -188,10 +188,8 @@ def _retrieval(scored: Sequence[EpisodeRecord], k: int) -> Json:
 def retrieval_recall(scored: Sequence[EpisodeRecord], k: int) -> Json:
     """Mean share of the supporting documents among the first ``k`` results of the searches.
 
-    Returns:
-        ``recall@k`` over all searches of an episode, ``first_search_recall@k`` over the first one (an episode
-        without a search finds nothing), both null where no question names its supporting documents, and their
-        ``n``.
+    ``recall@k`` over all searches of an episode, ``first_search_recall@k`` over the first one (an episode without a search
+    finds nothing), and the number ``n`` of questions that name their supporting documents. Both are null if ``n`` is 0.
     """
     known = [record for record in scored if record.get("supporting_ids")]
     return {
@@ -209,12 +207,12 @@ def _recall(record: EpisodeRecord, k: int, searches: int | None) -> float:
 
 
 def values_of(scored: Iterable[EpisodeRecord], scorer: str) -> list[float]:
-    """The value of every record under one scorer, in order."""
+    """Returns the value of every record under one scorer, in order."""
     return [score_of(record, scorer) for record in scored]
 
 
 def score_of(record: EpisodeRecord, scorer: str) -> float:
-    """The value of one record under one scorer; 0 for a fault, which belongs in no mean."""
+    """Returns the value of one record under one scorer; 0 for a fault, which must not be part of any mean."""
     if scorer == OUTCOME:
         return record.get("reward", 0.0)
     if scorer in RECORDED:
@@ -224,10 +222,10 @@ def score_of(record: EpisodeRecord, scorer: str) -> float:
 
 
 def measure_of(name: str) -> Scorer:
-    """Version and kind of a score, `RECORDED` and the environment's own outcome included; values are ``score_of``'s.
+    """Returns the version and kind of a score, including `RECORDED` and the environment's reward (see ``score_of``).
 
     Raises:
-        UnknownName: no such scorer.
+        UnknownName: there is no such scorer.
     """
     if name in RECORDED:
         return RECORDED[name].scorer
@@ -235,10 +233,10 @@ def measure_of(name: str) -> Scorer:
 
 
 def load_measure(name: str) -> Scorer:
-    """`measure_of` at the start of an evaluation, where a scorer ``module:NAME`` may lie in the current folder.
+    """Does what `measure_of` does, and also imports a scorer ``module:NAME``; for the start of an evaluation.
 
     Raises:
-        UnknownName: no such scorer.
+        UnknownName: there is no such scorer.
         ConfigurationError: the module cannot be imported, or has no `Scorer` of that name.
     """
     if name != OUTCOME and name not in RECORDED:
@@ -252,7 +250,7 @@ def _scores(scored: Sequence[EpisodeRecord], scorers: Sequence[str], seed: int) 
 
 
 def clusters_of(scored: Iterable[EpisodeRecord]) -> list[str]:
-    """What each question belongs to for the intervals: the passage that it shares with others, or itself."""
+    """Returns the cluster of each question for the intervals: the passage that it shares with others, or itself."""
     return [f"cluster {r['cluster']}" if "cluster" in r else f"question {r['id']}" for r in scored]
 
 

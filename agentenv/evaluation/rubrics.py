@@ -1,9 +1,9 @@
-"""What a judge is told and how its reply is read.
+"""The prompts of judges, and how their replies are parsed.
 
-The prompts are our own wording of published rules, so numbers are near those of the papers and not the same:
-the hash of the prompt stands in every result. A reply is read strictly: one line of its own holds the verdict,
-and a reply without it, or with two that differ, is no verdict. So "incorrect" is never read as "correct", and
-an unreadable judge never scores 0.
+The prompts paraphrase published rules, so numbers are close to those of the papers, but not equal. Every result contains the
+hash of the prompt. Replies are parsed strictly: the verdict is on a line of its own, and a reply without a verdict, or with
+two different ones, counts as none. So "incorrect" is never read as "correct", and a judge that cannot be parsed never gives
+a score of 0.
 """
 
 import hashlib
@@ -17,13 +17,13 @@ from agentenv.errors import JudgeFault, check_known
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """What a judge says of one prediction."""
+    """A judge's verdict on one prediction."""
 
     verdict: str
     value: float
-    """In [0, 1]."""
+    """A value in [0, 1]."""
     confidence: float | None = None
-    """What the answer claims for itself, in [0, 1], where the rubric asks for it."""
+    """The confidence that the answer states, in [0, 1], if the rubric asks for it."""
 
     def __post_init__(self) -> None:
         numbers = [number for number in (self.value, self.confidence) if number is not None]
@@ -35,34 +35,34 @@ class Grade:
 
 @dataclass(frozen=True, slots=True)
 class Rubric:
-    """One way to judge."""
+    """The rules of a judge."""
 
     name: str
     version: int
     field: str
-    """The verdict stands on a line of its own after this word and a colon."""
+    """The word before the verdict: the verdict is on a line of its own, after this word and a colon."""
     verdicts: Mapping[str, float]
-    """Every verdict and its value; the first is what no answer at all gets."""
+    """Every verdict and its value. The first one is used for a missing answer."""
     prompt: str
     asks_confidence: bool = False
 
     @property
     def prompt_sha256(self) -> str:
-        """Changes with every letter of the prompt."""
+        """The hash of the prompt, which results contain."""
         return hashlib.sha256(self.prompt.encode()).hexdigest()
 
     def message(self, question: str, answers: Sequence[str], prediction: str) -> str:
-        """What the judge is sent: the rules, and the case as JSON, in which no text can pass for a rule."""
+        """Returns the message to the judge: the rules, and the case as JSON, so that no text in it acts as a rule."""
         case = {"question": question, "accepted_answers": list(answers), "response": prediction}
         return f"{self.prompt}\n\n{json.dumps(case, ensure_ascii=False, indent=1)}"
 
     def read(self, reply: str) -> Grade:
-        """The grade in ``reply``.
+        """Parses the grade in ``reply``.
 
         Raises:
-            JudgeFault: no verdict, or several that differ.
+            JudgeFault: there is no verdict, or several different ones.
         """
-        verdict = _only(reply, self.field, "|".join(map(re.escape, self.verdicts)))
+        verdict = _single_choice(reply, self.field, "|".join(map(re.escape, self.verdicts)))
         if verdict is None:
             raise JudgeFault(f"The judge gave no line '{self.field}: ...': {_short(reply)}")
         known = {name.lower(): name for name in self.verdicts}
@@ -70,12 +70,12 @@ class Rubric:
         return Grade(name, self.verdicts[name], _confidence(reply) if self.asks_confidence else None)
 
 
-def _only(reply: str, field: str, choices: str) -> str | None:
-    """What the lines ``field: choice`` of ``reply`` say; marks such as ** around it do not matter."""
-    # One run of marks and not two with a colon between them, which of many colons would take the square of their number.
+def _single_choice(reply: str, field: str, choices: str) -> str | None:
+    """Returns the choice in the lines ``field: choice`` of ``reply``; markup such as ** around it is ignored."""
+    # A single run of symbols, not two with a colon between them, which would take quadratic time for many colons.
     line = re.compile(rf"[\W_]*{re.escape(field)}([\W_]*)({choices})[\W_]*", re.IGNORECASE)
     matches = filter(None, map(line.fullmatch, reply.splitlines()))
-    # Letters outside of ASCII, such as a long s, are equal to others where case is ignored and have no verdict.
+    # Some non-ASCII letters, such as the long s, match ASCII ones when case is ignored; they are no verdict.
     found = [match[2] for match in matches if ":" in match[1] and match[2].isascii()]
     if len({verdict.lower() for verdict in found}) > 1:
         raise JudgeFault(f"The judge contradicts itself ({', '.join(found)}): {_short(reply)}")
@@ -83,8 +83,8 @@ def _only(reply: str, field: str, choices: str) -> str | None:
 
 
 def _confidence(reply: str) -> float:
-    """The share of the line ``confidence:``; 1 where there is none, as HLE and BrowseComp have it."""
-    found = _only(reply, "confidence", r"\d+(?:\.\d+)?")
+    """Returns the value of the line ``confidence:``; 1 without such a line, as in HLE and BrowseComp."""
+    found = _single_choice(reply, "confidence", r"\d+(?:\.\d+)?")
     if found is None:
         return 1.0
     if not 0 <= float(found) <= 100:
@@ -142,7 +142,7 @@ or VERDICT: FALSE"""
 RUBRICS = {
     rubric.name: rubric
     for rubric in (
-        # SimpleQA (Wei et al. 2024): three verdicts, so that declining differs from being wrong.
+        # SimpleQA (Wei et al. 2024): three verdicts, so that declining to answer differs from being wrong.
         Rubric("simpleqa", 1, "VERDICT", {"NOT_ATTEMPTED": 0.0, "CORRECT": 1.0, "INCORRECT": 0.0}, _SIMPLEQA),
         # Humanity's Last Exam (Phan et al. 2025) and BrowseComp (Wei et al. 2025).
         Rubric("browsecomp", 1, "correct", {"no": 0.0, "yes": 1.0}, _BROWSECOMP, asks_confidence=True),
@@ -153,10 +153,10 @@ RUBRICS = {
 
 
 def get_rubric(name: str) -> Rubric:
-    """The rubric of that name.
+    """Returns the rubric of that name.
 
     Raises:
-        UnknownName: there is none.
+        UnknownName: there is no such rubric.
     """
     check_known("rubric", name, RUBRICS)
     return RUBRICS[name]

@@ -1,4 +1,4 @@
-"""Running an evaluation: every question once, greedily, through the same episode loop as training."""
+"""Plays the episodes of an evaluation: every question once, greedily, by the same episode loop as training."""
 
 import reprlib
 from collections import Counter
@@ -32,25 +32,25 @@ from agentenv.evaluation.screens import keep_scenes
 from agentenv.policies.scripted import ScriptedPolicy
 
 Roll = Callable[..., Awaitable[list[Trajectory]]]
-"""Plays episodes, one trajectory for each: called as ``rollout`` is."""
+"""A function with the arguments of ``rollout``, which plays episodes and returns one trajectory for each."""
 
 _STRATEGY_ROLL = "agentenv.trainers.strategies.evaluation_roll:strategy_roll"
-"""By name, because strategies stand above evaluations: what plays none imports none."""
+"""Imported by name, because strategies belong to a later layer; without a strategy nothing is imported."""
 
-_ROOM = 1 << 20  # tokens of a context for policies whose tokens are bytes
+_BYTE_CONTEXT_TOKENS = 1 << 20  # context length for policies whose tokens are bytes
 BATCH = 128
-"""Episodes at a time, where nobody asks for another number: it bounds the memory of caches, and shows progress."""
+"""Default number of episodes played at a time. It limits the memory of caches, and progress is shown after each batch."""
 SAMPLES = 1_009
-"""Samples of the same questions have numbers below this; see ``first_seed``."""
-_QUESTIONS = 1_000_003  # no set has so many
+"""Upper limit of the indices of samples of the same questions; see ``first_seed``."""
+_QUESTIONS = 1_000_003  # more than the questions of any set
 
 
 def roll_of(strategy: str, options: Mapping[str, Any]) -> Roll:
-    """What plays the episodes of a batch with a rollout strategy; an empty name is without one.
+    """Returns the function that plays the episodes of a batch with a rollout strategy; an empty name is no strategy.
 
     Raises:
-        UnknownName: no such strategy, or no such option of it.
-        ConfigurationError: a wrong value of an option, or a strategy that makes a group of one start.
+        UnknownName: there is no such strategy, or it has no such option.
+        ConfigurationError: an option has a wrong value, or the strategy needs a group of several episodes.
     """
     if not strategy:
         return rollout
@@ -69,17 +69,17 @@ def play(
     name: str = "eval",
     roll: Roll = rollout,
 ) -> list[Trajectory]:
-    """One episode for each task, in their order.
+    """Plays one episode for each task; returns them in the order of the tasks.
 
     Args:
         policy: The policy that answers.
         chat: How messages become ids.
-        make_env: Makes a fresh environment.
+        make_env: Makes a new environment.
         tasks: The questions.
         config: Budgets and sampling.
-        seed: Seeds the episodes.
+        seed: The seed of the episodes.
         name: Prefix of the episode ids.
-        roll: Plays the episodes of a batch.
+        roll: The function that plays the episodes of a batch.
     """
     done: list[Trajectory] = []
     for begin in range(0, len(tasks), BATCH):
@@ -91,26 +91,26 @@ def play(
 
 
 def first_seed(seed: int, sample: int = 0) -> int:
-    """The seed of the first episode of an evaluation; that of the question at place i is larger by i.
+    """Returns the seed of the first episode of an evaluation. The question at index i has this seed plus i.
 
-    Questions of one seed or sample have other seeds than those of any other one: as ``seed + i``, the second question under
-    seed 0 and the first under seed 1 would draw the same random numbers, and several seeds would be worth little more than
-    one. All are below 2^31, because environments may seed generators that take no larger number, such as NumPy's
-    `RandomState`. Among seeds up to 999, with 32 samples each, two evaluations of at most 14,000 questions share none;
-    beyond that some may be shared.
+    Different seeds or samples give questions different episode seeds. With ``seed + i`` instead, the second question under
+    seed 0 and the first one under seed 1 would draw the same random numbers, and several seeds would be hardly better than
+    one. All seeds are below 2^31, because environments may seed generators that accept no larger number, such as NumPy's
+    `RandomState`. For seeds up to 999 with 32 samples each, no two evaluations of at most 14,000 questions share a seed.
+    Beyond that some may be shared.
 
     Args:
-        seed: Of the evaluation, or of the run that it belongs to.
-        sample: Which of several samples of the same questions it is.
+        seed: The seed of the evaluation, or of the run that it belongs to.
+        sample: The index of this sample of the same questions.
     """
     return (seed * SAMPLES + sample) * _QUESTIONS % (2**31 - _QUESTIONS)
 
 
 def valid_episodes(played: Sequence[Trajectory]) -> list[Trajectory]:
-    """The episodes that no infrastructure failure has ended, for means of rewards; a failure is no reward of 0.
+    """Returns the episodes that did not end by an infrastructure failure, for means of rewards.
 
     Raises:
-        EnvFault: there is none; with the error of the first.
+        EnvFault: there are none; has the error of the first episode.
     """
     valid = [trajectory for trajectory in played if trajectory.valid]
     if played and not valid:
@@ -132,9 +132,9 @@ async def play_batch(
     name: str,
     roll: Roll = rollout,
 ) -> list[Trajectory]:
-    """The episodes of one batch, whose first task has the place ``begin`` in its set.
+    """Plays the episodes of one batch, whose first task has the index ``begin`` in its set.
 
-    Ids and seeds depend on the place alone, so a batch that is played again gives the same episodes.
+    Ids and seeds depend only on this index, so a batch that is played again gives the same episodes.
     """
     envs = await make_envs([make_env] * len(tasks), config.deadline_s)
     posed = enumerate(zip(envs, tasks, strict=True))
@@ -157,21 +157,21 @@ def play_expert(
     shown_only: bool = False,
     progress: Callable[[int], None] = lambda done: None,
 ) -> list[Trajectory]:
-    """The scripted expert on every task, through the same loop.
+    """Plays the scripted expert on every task, by the same episode loop.
 
-    The scripts of a batch are written before it is played, so that the work shows and is not lost all at once.
+    The scripts of each batch are made before it is played, so that progress is visible and a failure loses only one batch.
 
     Args:
-        make_env: Makes a fresh environment.
+        make_env: Makes a new environment.
         tasks: The questions.
         config: Budgets.
-        seed: Seeds the episodes.
+        seed: The seed of the episodes.
         shown_only: As in `expert_policy`.
         progress: Called with the number of finished episodes.
 
     Raises:
         ConfigurationError: the environment has no expert for a task.
-        EnvFault: it failed for every task.
+        EnvFault: the environment failed for every task.
     """
     done: list[Trajectory] = []
     failed: list[str] = []
@@ -209,23 +209,23 @@ def expert_policy(
     first: int = 0,
     shown_only: bool = False,
 ) -> ScriptedPolicy:
-    """The scripts of the environment's own expert, for tasks played ``batch`` at a time under ``name``.
+    """Makes the scripts of the environment's own expert, for tasks played ``batch`` at a time under ``name``.
 
-    A task for which the environment failed has no script, and its episode is masked.
+    If the environment fails for a task, the task has no script and its episode is masked.
 
     Args:
-        make_env: Makes a fresh environment.
+        make_env: Makes a new environment.
         tasks: The questions.
-        batch: Episodes at a time.
-        seconds: That one call of the environment may take.
-        seed: Of the episodes.
-        name: Prefix of their ids.
-        first: The place of the first task in its set; a multiple of ``batch``.
-        shown_only: The expert gives up where it was not shown what its answer stands on, so that its score is that of the
-            search and not of the record. To find that out its actions are played once beforehand.
+        batch: The number of episodes played at a time.
+        seconds: The time limit of one call of the environment.
+        seed: The seed of the episodes.
+        name: The prefix of their ids.
+        first: The index of the first task in its set, a multiple of ``batch``.
+        shown_only: Whether the expert gives up if the evidence for its answer was not shown, so that its score is that of
+            the search and not 1 by definition. To find this out, its actions are played once beforehand.
 
     Raises:
-        ConfigurationError: the environment has no expert for a task, or cannot pose it.
+        ConfigurationError: the environment has no expert for a task, or cannot pose the task.
     """
 
     async def written() -> ScriptedPolicy:
@@ -249,8 +249,8 @@ def expert_policy(
 async def _script(
     make_env: MakeEnv, task: Task, seed: int, seconds: float, shown_only: bool
 ) -> Sequence[str] | Exception:
-    """What the expert does on ``task``; the error where the environment failed."""
-    config = RolloutConfig(deadline_s=seconds, context_tokens=_ROOM)
+    """Returns the expert's actions for ``task``, or the error if the environment failed."""
+    config = RolloutConfig(deadline_s=seconds, context_tokens=_BYTE_CONTEXT_TOKENS)
     async with open_envs([make_env], seconds) as (env,):
         try:
             await opening_of(EpisodeSpec(env, task, seed), config)
@@ -272,21 +272,21 @@ async def _script(
 
 
 def with_byte_budgets(config: RolloutConfig) -> RolloutConfig:
-    """The same loop with room for policies whose tokens are bytes."""
-    return config.model_copy(update={"context_tokens": _ROOM, "turn_tokens": 1 << 16})
+    """Returns the configuration with larger budgets, for policies whose tokens are bytes."""
+    return config.model_copy(update={"context_tokens": _BYTE_CONTEXT_TOKENS, "turn_tokens": 1 << 16})
 
 
 def to_record(
     trajectory: Trajectory, directory: Path | None = None, *, counted: bool = True, token_ids: bool = False
 ) -> EpisodeRecord:
-    """The line of ``episodes.jsonl`` for one episode.
+    """Makes the line of ``episodes.jsonl`` of one episode.
 
     Args:
-        trajectory: the episode.
-        directory: of the evaluation: pictures of the screens are written there and named in the record, but for a sealed
-            set. None leaves them out.
-        counted: whether numbers of tokens mean anything; an agent behind a plain function shows none.
-        token_ids: whether the ids themselves are kept; never those of a sealed set, whose text they are, or of images.
+        trajectory: The episode.
+        directory: The folder of the evaluation. Pictures of the screens are written there and named in the record, except
+            for a sealed set. None leaves them out.
+        counted: Whether numbers of tokens are meaningful; an agent behind a plain function has none.
+        token_ids: Whether the record contains the token ids; never for a sealed set, whose text they encode, or with images.
     """
     task = trajectory.task
     results = (result for turn in trajectory.turns for result in turn.tool_results)
@@ -351,7 +351,7 @@ def _turn_record(turn: Turn) -> TurnRecord:
 
 
 def _describe_task(record: EpisodeRecord, task: Task) -> None:
-    """Adds what the task says of itself beside its question."""
+    """Adds the metadata of the task to the record."""
     if supporting := task.data.get("supporting_ids"):
         record["supporting_ids"] = list(supporting)
     if "cluster" in task.data:
@@ -374,15 +374,15 @@ def _count_tokens(record: EpisodeRecord, trajectory: Trajectory) -> None:
     record["tokens"] = {"policy": trajectory.response_tokens, "total": tokens.total()}
     for index, turn in enumerate(record["turns"]):
         turn["policy_tokens"] = tokens[index, SegmentKind.POLICY]
-        in_new_row = (index + 1, SegmentKind.PROMPT) in tokens  # among all that came before it
+        in_new_row = (index + 1, SegmentKind.PROMPT) in tokens  # which contains the earlier text too
         if not in_new_row:
             turn["observation_tokens"] = tokens[index, SegmentKind.ENV]
 
 
 def _unusual_roles(trajectory: Trajectory) -> list[list[str]]:
-    """The roles of the opening messages and of those after each turn; empty where they are one user and tools, as usual.
+    """Returns the roles of the opening messages and of those after each turn; empty if they are one user and tools.
 
-    A record holds the texts alone, and in some chat formats the roles decide the tokens.
+    A record contains only the texts, and in some chat formats the roles influence the tokens.
     """
     shown = [[str(message.role) for message in turn.observation] for turn in trajectory.turns]
     opening = [str(message.role) for message in trajectory.prompt]

@@ -1,6 +1,6 @@
-"""The forms of what an evaluation or a training run writes, for reading it back: files may be edited, cut or made elsewhere.
+"""Schemas of the files that evaluations and training runs write, to check them when they are read.
 
-What is read is checked before anything is computed from it; entries that are not known here are kept as they are.
+Files may have been edited, cut or made elsewhere, so they are checked before anything is computed. Unknown keys are kept.
 """
 
 import json
@@ -14,11 +14,11 @@ from agentenv.core.io.named_paths import is_folder_name
 from agentenv.errors import DatasetError
 
 AS_WRITTEN = ConfigDict(strict=True, allow_inf_nan=False, extra="allow")
-"""How every form is checked: types as they were written, numbers that are finite."""
+"""The configuration of every schema: types as written, and only finite numbers."""
 
 
 class _Form(BaseModel):
-    """Base of the forms of whole files and of logs."""
+    """Base class of the schemas of whole files and of lines of logs."""
 
     model_config = AS_WRITTEN
 
@@ -99,7 +99,7 @@ class _Means(_Form):
 
 
 def _of_folder(name: str) -> str:
-    # Whoever wrote the suite could otherwise have evaluations anywhere on this machine read, judged and written to.
+    # Otherwise the author of a suite could make evaluations anywhere on this machine be read, judged and written to.
     if not is_folder_name(name):
         raise ValueError(f"{name!r:.80} is no name of a folder within the suite")
     return name
@@ -160,20 +160,20 @@ _FORMS: Mapping[str, type[_Form]] = {
     "change": _Change,
 }
 _MAY_DIVERGE = ("step", "change")
-"""Kinds in which a number may be none: a log keeps what a run that diverged had computed."""
+"""Kinds in which a number may be NaN or infinite: a log keeps what a diverged run had computed."""
 
 
 def check_form(kind: str | type, value: Any, where: str) -> None:
     """Checks that ``value`` has the form of what an evaluation or a training run writes.
 
     Args:
-        kind: ``results``, a ``score`` of them, ``suite``; of a training run ``training``, its results, and the lines of its
-            logs: ``step``, ``question``, ``change``. Of one episode `agentenv.evaluation.records.EpisodeRecord`.
-        value: What JSON gave.
-        where: The file, and the line where it has several.
+        kind: ``results``, a ``score`` in them, or ``suite``; for a training run ``training`` (its results), and the lines of
+            its logs: ``step``, ``question``, ``change``. For one episode `agentenv.evaluation.records.EpisodeRecord`.
+        value: The parsed JSON value.
+        where: The file, with the line number if it has several, for errors.
 
     Raises:
-        DatasetError: an entry is missing or of another type, or a number is not finite; names the first.
+        DatasetError: an entry is missing or has another type, or a number is not finite; the message names the first one.
     """
     try:
         json.dumps(value, allow_nan=kind in _MAY_DIVERGE)

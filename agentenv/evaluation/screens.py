@@ -1,8 +1,8 @@
-"""Screens of episodes: pictures as files beside the episodes, named after their content, and the actions on them.
+"""Screens of episodes: pictures in files beside the episodes, named by their digests, and the actions on them.
 
-A turn of a record names the picture of the screen on which its action was chosen: the last image that the policy was shown,
-or a drawing of the UI tree where it was shown none. Equal pictures are one file. A page takes them in up to a size that a
-browser opens, the last screen of every episode first.
+A turn's record names the picture of the screen on which its action was chosen: the last image that the policy was shown, or
+otherwise a drawing of the UI tree. Equal pictures share one file. A report includes pictures up to a size that a browser can
+open, the last screen of every episode first.
 """
 
 import base64
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.core.env_calls import THREADS
-from agentenv.core.io.claims import require_place
+from agentenv.core.io.claims import require_claimed_folder
 from agentenv.core.io.files import write_bytes
 from agentenv.core.scene import Mark, TurnScene
 from agentenv.core.trajectory import Trajectory
@@ -26,21 +26,21 @@ Json = dict[str, Any]
 
 FOLDER = "screens"
 PAGE_BYTES = 48_000_000
-"""Of pictures that a page holds."""
+"""The total size of the pictures in a report."""
 _NAME = re.compile(r"[0-9a-f]{20}\.(png|svg)")
 _DRAWING_S = 10.0
-_SLOW: set[type] = set()
-"""Classes of scenes that took longer than that."""
+_SLOW_SCENES: set[type] = set()
+"""Classes of scenes whose drawing took longer than that."""
 _log = logging.getLogger(__name__)
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def keep_scenes(trajectory: Trajectory, directory: Path) -> list[SceneRecord | None]:
-    """What each turn was played on, None where nothing was to be seen; the pictures are written below ``directory``.
+    """Returns the screen of each turn, None for a turn without one; writes the pictures below ``directory``.
 
     Args:
-        trajectory: the episode.
-        directory: of the evaluation.
+        trajectory: The episode.
+        directory: The folder of the evaluation.
     """
     return [_scene(trajectory, index, directory) for index in range(len(trajectory.turns))]
 
@@ -51,20 +51,20 @@ def _scene(trajectory: Trajectory, index: int, directory: Path) -> SceneRecord |
     drawing, scene = (b"", None) if turn.scene is None else _drawn(turn.scene, turn.action, plain=not image)
     if image:
         scene = scene or {"picture": "", "marks": []}
-        scene["picture"] = _keep(image, "png", directory)
+        scene["picture"] = _save_picture(image, "png", directory)
     elif scene is not None:
-        scene["picture"] = _keep(drawing, "svg", directory)
+        scene["picture"] = _save_picture(drawing, "svg", directory)
     return scene
 
 
 def _drawn(scene: TurnScene, action: str, *, plain: bool) -> tuple[bytes, SceneRecord | None]:
-    """The drawing of ``scene``, where it is ``plain``, and what stands beside a picture of it.
+    """Returns the drawing of ``scene`` (if ``plain``) and the rest of its record.
 
-    None of it where the code of the environment fails or takes too long: an evaluation is written without a picture too. The
-    scenes of a class that took too long are not asked again.
+    Both are empty if the code of the environment fails or takes too long: an evaluation does not need pictures. Scenes of a
+    class that took too long are not drawn again.
     """
     kind = type(scene)
-    if kind in _SLOW:
+    if kind in _SLOW_SCENES:
         return b"", None
 
     def draw() -> tuple[bytes, SceneRecord]:
@@ -78,7 +78,7 @@ def _drawn(scene: TurnScene, action: str, *, plain: bool) -> tuple[bytes, SceneR
     try:
         return drawn.result(_DRAWING_S)
     except TimeoutError:
-        _SLOW.add(kind)
+        _SLOW_SCENES.add(kind)
         drawn.cancel()
     except Exception as error:
         _log.warning("a screen of %s cannot be drawn: %s: %s", kind.__name__, type(error).__name__, error)
@@ -101,17 +101,17 @@ def _mark(mark: Mark) -> MarkRecord:
 
 
 def _last_image(messages: Sequence[Message]) -> bytes:
-    """The last PNG in ``messages``; empty where there is none."""
+    """Returns the last PNG in ``messages``; empty if there is none."""
     parts = [part for message in messages if not isinstance(message.content, str) for part in message.content]
     return next((part.image for part in reversed(parts) if part.image.startswith(_PNG)), b"")
 
 
-def _keep(picture: bytes, kind: str, directory: Path) -> str:
-    """Writes ``picture`` unless it is there, and returns the name of its file."""
+def _save_picture(picture: bytes, kind: str, directory: Path) -> str:
+    """Writes ``picture`` unless the file exists, and returns the file's name."""
     folder = directory / FOLDER
     path = folder / f"{hashlib.sha256(picture).hexdigest()[:20]}.{kind}"
     if not path.is_file():
-        require_place(path)
+        require_claimed_folder(path)
         folder.mkdir(parents=True, exist_ok=True)
         write_bytes(path, picture)
     return path.name
@@ -120,12 +120,12 @@ def _keep(picture: bytes, kind: str, directory: Path) -> str:
 def pictures_of(
     episodes: Sequence[Json], directories: Sequence[Path], limit: int = PAGE_BYTES
 ) -> tuple[dict[str, str], int]:
-    """The pictures that a page shows, by name: SVG as it is, PNG in base64; and how many found no room or no file.
+    """Returns a page's pictures by name (SVG as text, PNG in base64), and how many were too large or missing.
 
     Args:
-        episodes: as the page has them, each with its ``runs``.
-        directories: of the evaluations that they come from.
-        limit: bytes of all pictures together.
+        episodes: The entries of the page, each with its ``runs``.
+        directories: The folders of the evaluations that they come from.
+        limit: The largest total size of all pictures in bytes.
     """
     held: dict[str, str] = {}
     missing: set[str] = set()
@@ -145,7 +145,7 @@ def pictures_of(
 
 
 def _wanted(episodes: Sequence[Json]) -> Iterator[str]:
-    """Names of pictures: the last of every episode as it was played last, then all."""
+    """Yields the names of pictures: the last one of every episode first, then all."""
     played = [[list(_names(run)) for run in episode["runs"] if run] for episode in episodes]
     for runs in played:
         yield from runs[-1][-1:] if runs else ()
@@ -154,7 +154,7 @@ def _wanted(episodes: Sequence[Json]) -> Iterator[str]:
 
 
 def _names(run: Json) -> Iterator[str]:
-    """Names of the pictures of an episode; a record may come from anywhere, so that no other file is ever read."""
+    """Yields the names of an episode's pictures, checked: a record may come from anyone, and must not name other files."""
     for turn in run["turns"]:
         name = (turn.get("scene") or {}).get("picture", "")
         if _NAME.fullmatch(name):

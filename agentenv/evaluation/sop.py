@@ -1,8 +1,8 @@
 """SOP, the semi-online measure of a policy (UI-S1, Lu et al. 2025): how far it follows the expert on its own history.
 
 An episode is played greedily and without patches. PG is the mean share of the expert's steps before the first mismatch, TSR
-the share of episodes without one, the score their mean. A text that cannot be parsed is a mismatch at its step; an episode
-that met an infrastructure failure counts nowhere but among the faults.
+is the share of episodes without a mismatch, and the score is their mean. A text that cannot be parsed is a mismatch at its
+step. Episodes that end by an infrastructure failure are excluded and counted as faults.
 """
 
 from collections.abc import Sequence
@@ -16,21 +16,21 @@ from agentenv.envs.semi_online import SemiOnlineGUI
 from agentenv.errors import ConfigurationError
 
 MAX_FAULTS = 0.005
-"""Share of episodes that may meet an infrastructure failure before a measurement is void."""
+"""Share of episodes with an infrastructure failure above which a measurement is void."""
 
 
 @dataclass(frozen=True)
 class Sop:
-    """The measure over some episodes."""
+    """The measure over several episodes."""
 
     progress: float
     """PG."""
     success: float
     """TSR."""
     n: int
-    """Episodes that count."""
+    """Number of episodes that count."""
     n_infra_error: int
-    """Episodes that met an infrastructure failure and count nowhere."""
+    """Number of episodes excluded because of an infrastructure failure."""
 
     @property
     def score(self) -> float:
@@ -44,12 +44,12 @@ class Sop:
 
 
 def matched_steps(trajectory: Trajectory) -> int:
-    """Turns before the first that did not match."""
+    """Counts the turns before the first mismatch."""
     return next((i for i, turn in enumerate(trajectory.turns) if not turn.valid), len(trajectory.turns))
 
 
 def sop(trajectories: Sequence[Trajectory]) -> Sop:
-    """The measure of played episodes of ``agentenv/SemiOnlineGUI-v0``.
+    """Measures played episodes of ``agentenv/SemiOnlineGUI-v0``.
 
     Raises:
         ConfigurationError: no episode counts.
@@ -72,14 +72,14 @@ def sop(trajectories: Sequence[Trajectory]) -> Sop:
 async def measure_sop(
     tasks: Sequence[Task], policy: Policy, chat: ChatFormat, config: RolloutConfig, **options: object
 ) -> Sop:
-    """Plays each task once, without patches, and measures.
+    """Plays each task once, without patches, and measures the episodes.
 
     Args:
         tasks: Tasks with recordings.
         policy: The policy that acts; pass a greedy ``config``.
         chat: How messages become ids.
         config: Budgets and sampling.
-        **options: Of the environment.
+        **options: Options of the environment.
 
     Raises:
         ConfigurationError: no episode counts.

@@ -1,8 +1,8 @@
-"""Scores of predicted queries over Spider and BIRD: execution accuracy and the valid efficiency score.
+"""Scores of predicted queries on Spider and BIRD: execution accuracy and the valid efficiency score.
 
-EX is BIRD's: the sets of rows are equal. ``execution`` is stricter: duplicates count, and so does the order where the gold
-query asks for one, on every database of a test suite. VES is the mean over questions of EX sqrt(T gold / T prediction), T
-the shortest of several runs, because the least time is the one that the machine disturbed least.
+EX is BIRD's measure: the sets of rows are equal. ``execution`` is stricter: duplicates count, and so does the order if the
+gold query requests one, on every database of a test suite. VES is the mean over questions of EX sqrt(T gold / T prediction).
+T is the shortest of several runs, which other load on the machine disturbs least.
 """
 
 import math
@@ -20,16 +20,16 @@ from agentenv.sandbox.sql import SqlReader
 from agentenv.sandbox.sql_grading import MAX_ROWS, grade_query, same_set
 
 BIRD_MARK = "\t----- bird -----\t"
-"""What stands between a query and the name of its database in BIRD's own prediction files."""
+"""The separator between a query and the name of its database in BIRD's own prediction files."""
 CPU_S = 30.0
-"""Processor seconds of one query, as in BIRD's evaluation."""
+"""Processor time limit of one query, as in BIRD's evaluation."""
 RUNS = 5
-"""Runs of each query for its time."""
+"""Number of runs of each query to measure its time."""
 MEASURES = ("ex", "execution", "ves")
 
 
 class QueryScore(NamedTuple):
-    """What one predicted query scores."""
+    """The scores of one predicted query."""
 
     ex: float
     execution: float
@@ -37,7 +37,7 @@ class QueryScore(NamedTuple):
 
 
 def valid_efficiency(right: bool, gold_s: float, predicted_s: float) -> float:
-    """1[right] sqrt(T gold / T prediction), the term of a question in VES (BIRD, arXiv:2305.03111)."""
+    """Returns 1[right] sqrt(T gold / T prediction), the term of a question in VES (BIRD, arXiv:2305.03111)."""
     return math.sqrt(gold_s / predicted_s) if right and predicted_s > 0 else float(right)
 
 
@@ -49,23 +49,23 @@ def score_queries(
     split: str | None = None,
     runs: int = RUNS,
 ) -> dict[str, Any]:
-    """Scores predicted queries of ``spider`` or ``bird``; a question without one counts 0.
+    """Scores predicted queries of ``spider`` or ``bird``. A question without a prediction scores 0.
 
     Args:
-        dataset: Which set.
-        data: Where it lies; None is the environment variable of the sets.
-        predictions: Records of ``id`` and ``answer``, or one that maps ids to queries; the number at the end of an id will
-            do where no other question has it, as in BIRD's own files.
-        split: Of the set; its default where None.
-        runs: Of each query for its time.
+        dataset: The name of the set.
+        data: Where the set is; None uses the environment variable of the data sets.
+        predictions: Records with ``id`` and ``answer``, or one that maps ids to queries. The number at the end of an id
+            suffices if no other question has the same one, as in BIRD's own files.
+        split: The split of the set; None uses its default.
+        runs: The number of runs of each query to measure its time.
 
     Returns:
         ``n`` and ``missing``, the number of ``unknown`` ids, of questions left out because the gold query fails here
-        (``ungraded``), ``scores`` and their ``ci95``, in which the questions over one database are a cluster.
+        (``ungraded``), ``scores`` and their ``ci95``, with the questions on one database as a cluster.
 
     Raises:
-        UnknownName: no such split.
-        DatasetError: the set or a prediction cannot be read, no id is one of the set, or one is of several questions.
+        UnknownName: there is no such split.
+        DatasetError: the set or a prediction cannot be read, no id belongs to the set, or an id fits several questions.
         SandboxFault: no query could be graded.
     """
     tasks = open_source(SourceConfig(dataset=dataset, data=data, split=split)).tasks
@@ -98,10 +98,10 @@ def score_queries(
 
 
 def _by_task(tasks: Sequence[Task], answers: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Predictions by the ids of the tasks; a query of BIRD's own files without the name of its database.
+    """Returns predictions by the ids of the tasks; removes the database's name from queries of BIRD's own files.
 
     Raises:
-        DatasetError: no id is one of the tasks, a number is that of several, or two ids mean the same task.
+        DatasetError: no id belongs to a task, a number fits several tasks, or two ids mean the same task.
     """
     numbers: dict[str, list[str]] = {}
     for task in tasks:
@@ -127,7 +127,7 @@ def _by_task(tasks: Sequence[Task], answers: Mapping[str, str | None]) -> dict[s
 
 
 def score_query(reader: SqlReader, task: Task, query: str | None, *, runs: int = RUNS) -> QueryScore:
-    """EX, ``execution`` and the term of VES of one query; EX and times are of the first database.
+    """Computes EX, ``execution`` and the term of VES of one query. EX and times are those of the first database.
 
     Raises:
         SandboxFault: a database cannot be read, or the gold query fails.

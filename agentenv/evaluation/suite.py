@@ -1,6 +1,6 @@
-"""Several benchmarks by one file: what it may say, how they run, and what is said of all of them together.
+"""Suites: several benchmarks defined by one file, how they run, and their common summary.
 
-A suite is a TOML file with one table a benchmark; keys above the first table hold for all::
+A suite is a TOML file with one table for each benchmark. Keys above the first table apply to all benchmarks::
 
     policy = "tiny"
     limit = 500
@@ -8,7 +8,7 @@ A suite is a TOML file with one table a benchmark; keys above the first table ho
     [nq]
     retriever = "faiss:/indexes/wiki18"
 
-Its folder holds one folder a benchmark, ``suite.json`` and a report of all of them.
+Its folder has one folder for each benchmark, ``suite.json``, and a report of all of them.
 """
 
 import json
@@ -31,7 +31,7 @@ from agentenv.evaluation.statistics.macro import macro_mean
 from agentenv.evaluation.statistics.significance import estimate
 from agentenv.progress import Display
 
-_KEYS = {"scorer": "scorers"}  # as the command's flag is called
+_KEYS = {"scorer": "scorers"}  # the name of the command's option
 
 
 @dataclass(frozen=True)
@@ -48,20 +48,20 @@ class Suite:
         given: BenchmarkParts = BY_NAME,
         retry_faults: bool = False,
     ) -> dict[str, Any]:
-        """Runs one after the other; those that ``out`` holds finished are not run again.
+        """Runs the benchmarks one after another. Those that are finished in ``out`` are not run again.
 
         Args:
             out: The folder.
-            display: Makes the display of a benchmark by its name.
+            display: Makes the display of a benchmark from its name.
             given: Objects in place of names, for every benchmark.
-            retry_faults: Whether episodes that met an infrastructure failure are played again.
+            retry_faults: Whether episodes that ended by an infrastructure failure are played again.
 
         Returns:
-            ``{"suite": {name: results}, "scores": ...}``, the latter being the content of ``suite.json``.
+            ``{"suite": {name: results}, "scores": ...}``; ``scores`` is the content of ``suite.json``.
 
         Raises:
-            ConfigurationError: ``out`` holds another suite, or another evaluation in a folder of this one.
-            AgentEnvError: a benchmark cannot be run; what was finished is kept.
+            ConfigurationError: ``out`` contains another suite, or another evaluation in a folder of this suite.
+            AgentEnvError: a benchmark cannot be run; finished ones are kept.
         """
         out = Path(out)
         _refuse_another(out, list(self.parts))
@@ -79,16 +79,16 @@ class Suite:
 
 
 def read_suite(path: Path | str, defaults: Mapping[str, Any], given: BenchmarkParts = BY_NAME) -> Suite:
-    """The benchmarks that a file asks for.
+    """Reads the benchmarks that a file defines.
 
     Args:
-        path: the TOML file. ``data`` and ``corpus`` in it are paths from where the command runs, or names of sets.
-        defaults: fields of `Benchmark` that hold where the file says nothing.
-        given: objects in place of names, for every benchmark.
+        path: The TOML file. Its ``data`` and ``corpus`` are paths relative to the current folder, or names of sets.
+        defaults: Fields of `Benchmark` used if the file does not set them.
+        given: Objects in place of names, for every benchmark.
 
     Raises:
-        ConfigurationError: no TOML, no table, a key or a value that no benchmark takes.
-        UnknownName: a set or a scorer that does not exist.
+        ConfigurationError: the file is not TOML, has no table, or has a key or value that a benchmark does not accept.
+        UnknownName: a set or a scorer does not exist.
     """
     path = Path(path)
     return make_suite(read_toml(shipped_file(path)), defaults, given, where=str(path))
@@ -101,17 +101,17 @@ def make_suite(
     *,
     where: str = "the suite",
 ) -> Suite:
-    """The benchmarks of a suite.
+    """Makes the benchmarks of a suite.
 
     Args:
-        tables: a mapping for each benchmark by its name, and beside them values that hold for all.
-        defaults: fields of `Benchmark` that hold where ``tables`` says nothing.
-        given: objects in place of names, for every benchmark.
-        where: what an error calls the suite.
+        tables: A mapping for each benchmark by its name, and besides them values that apply to all.
+        defaults: Fields of `Benchmark` used if ``tables`` does not set them.
+        given: Objects in place of names, for every benchmark.
+        where: The name of the suite in errors.
 
     Raises:
-        ConfigurationError: no table, or a key or a value that no benchmark takes.
-        UnknownName: a set or a scorer that does not exist.
+        ConfigurationError: there is no table, or a key or value that a benchmark does not accept.
+        UnknownName: a set or a scorer does not exist.
     """
     shared = {key: value for key, value in tables.items() if not isinstance(value, Mapping)}
     own = {key: value for key, value in tables.items() if isinstance(value, Mapping)}
@@ -135,7 +135,7 @@ def make_suite(
 
 
 def _fields(where: str, name: str, table: Mapping[str, Any]) -> dict[str, Any]:
-    """A table as fields of `Benchmark`."""
+    """Converts a table to fields of `Benchmark`."""
     types = get_type_hints(Benchmark)
     values: dict[str, Any] = {}
     for key, value in table.items():
@@ -174,7 +174,7 @@ def _refuse_another(out: Path, names: Sequence[str]) -> None:
 
 
 def summarize_suite(out: Path, names: Sequence[str]) -> Json:
-    """Writes and returns ``suite.json``: each set's scores, and macro and micro means under the scorers of all."""
+    """Writes and returns ``suite.json``: each set's scores, and macro and micro means of the scorers that all sets have."""
     parts = {name: read_evaluation(out / name) for name in names}
     first, *others = (list(part.results["scores"]) for part in parts.values())
     common = [scorer for scorer in first if all(scorer in names for names in others)]
@@ -197,11 +197,11 @@ def summarize_suite(out: Path, names: Sequence[str]) -> Json:
 
 
 def combine(sets: Sequence[Sequence[float]], clusters: Sequence[Sequence[Hashable]] | None = None) -> Json:
-    """Macro and micro mean of the values of several sets.
+    """Returns the macro and micro means of the values of several sets.
 
-    The macro mean weighs sets alike, as papers do (`macro_mean`). The micro mean weighs questions alike. An error within a
-    set is over its questions, or over ``clusters`` of them where they share a passage; the choice of the sets themselves is
-    not sampled, so neither interval speaks of other sets.
+    The macro mean gives equal weight to sets, as papers do (`macro_mean`). The micro mean gives equal weight to questions.
+    Errors within a set are over its questions, or over ``clusters`` of them if they share a passage. The choice of the sets
+    is not random, so neither interval says anything about other sets.
     """
     if not sets:
         return {

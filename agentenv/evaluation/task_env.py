@@ -1,7 +1,7 @@
-"""A task environment: tasks and the environment over them, with the retriever and corpus where it searches one.
+"""A task environment: tasks with the environment that poses them, and the retriever and corpus if it searches.
 
-What an environment needs it declares: the constructor's arguments ``tasks``, ``retriever`` and ``count_tokens`` are filled
-where they are there, ``make_tasks`` is its own source of tasks, ``scorers`` judge it and ``stop`` ends its actions.
+An environment declares its needs: the constructor's arguments ``tasks``, ``retriever`` and ``count_tokens`` are set if it
+has them, ``make_tasks`` generates tasks, ``scorers`` score its episodes, and ``stop`` ends its actions.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -42,14 +42,14 @@ from agentenv.retrievers.simulation.simulated import check_gold
 from agentenv.retrievers.storage.corpus import Corpus
 
 OWN_ENVIRONMENT = "env"
-"""What the environment of a training run is called beside further ones, after its table in the configuration."""
+"""The name of a training run's main environment beside further ones; it is also its table in the configuration."""
 ENVIRONMENT_KEY = "environment"
-"""Where a training task names its environment in its data, in a run of several."""
+"""The key in a training task's data that names its environment, in a run with several environments."""
 _RECALL_AT = (2, 3, 5, 10)
 _OWN_TASKS = 200
-_MAKING_S = 900.0  # for an environment to make its tasks, a data set being read among them
-_COMPARED = 256  # supporting documents that are compared with those of the questions' own corpus
-_FILLED = {"tasks", "retriever", "count_tokens"}  # arguments of environments that a run gives itself
+_MAKE_TASKS_TIMEOUT_S = 900.0  # time limit for generating tasks, which may include reading a data set
+_COMPARED_DOCUMENTS = 256  # number of supporting documents compared with the questions' own corpus
+_RUN_ARGUMENTS = {"tasks", "retriever", "count_tokens"}  # constructor arguments that a run sets itself
 
 
 class EnvConfig(Frozen):
@@ -62,10 +62,10 @@ class EnvConfig(Frozen):
 
 
 def known_retriever(spec: str) -> str:
-    """``spec``, refused where it names no kind of retriever; nothing is opened.
+    """Returns ``spec`` after checking that it names a known kind of retriever; nothing is opened.
 
     Raises:
-        UnknownName: no such kind; carries the nearest.
+        UnknownName: there is no such kind; the error carries the nearest name.
     """
     if spec not in BUILT:
         check_retriever(spec)
@@ -73,46 +73,46 @@ def known_retriever(spec: str) -> str:
 
 
 class SearchConfig(Frozen):
-    """What the environment searches."""
+    """The retriever and corpus that the environment searches."""
 
     retriever: str = ""
-    """A spec such as ``faiss:DIR``; empty builds a FAISS index over the corpus of the questions, ``bm25`` a BM25 index, and
-    ``hybrid`` fuses both."""
+    """A spec such as ``faiss:DIR``. Empty builds a FAISS index over the corpus of the questions, ``bm25`` builds a BM25
+    index, and ``hybrid`` fuses both."""
     corpus: str = ""
-    """Corpus searched instead of the questions' own: a file, or the name of the set that it belongs to."""
+    """The corpus to search instead of the questions' own: a file, or the name of the set that it belongs to."""
     index: str = "Flat"
-    """Kind of FAISS index that is built."""
+    """The kind of FAISS index to build."""
     encoder: str = "minilm"
-    """Encoder of the index that is built."""
+    """The encoder of the index to build."""
 
 
 @dataclass(frozen=True)
 class TaskEnv:
-    """Tasks and how to make an environment that poses them."""
+    """Tasks, and how to make an environment that poses them."""
 
     source: Source
     retriever: Retriever | None
-    """None where the environment searches nothing."""
+    """None if the environment does not search."""
     env: EnvConfig
     count_tokens: Callable[[str], int]
 
     @property
     def searched(self) -> Retriever:
-        """The retriever that is searched.
+        """The retriever of an environment that searches.
 
         Raises:
-            ConfigurationError: the environment searches nothing.
+            ConfigurationError: the environment does not search.
         """
         if self.retriever is None:
             raise ConfigurationError(f"{self.env.id} searches nothing: it has no retriever")
         return self.retriever
 
     def make_env(self) -> Env[Any]:
-        """A fresh environment over the tasks and, where it takes one, the retriever.
+        """Makes a new environment with the tasks and, if it accepts one, the retriever.
 
         Raises:
-            UnknownName: no such environment, or no such option of it.
-            ConfigurationError: an option of another type.
+            UnknownName: there is no such environment, or it has no such option.
+            ConfigurationError: an option has the wrong type.
         """
         offered = {
             "tasks": self.source.tasks,
@@ -127,39 +127,39 @@ class TaskEnv:
             raise EnvFault(f"{self.env.id} cannot be made: TypeError: {reason}") from error
 
     def varied(self, *, retriever: Retriever | None = None, **options: Any) -> "TaskEnv":
-        """The same questions under another retriever or other options of the environment."""
+        """Returns the same questions with another retriever or other options of the environment."""
         env = EnvConfig(id=self.env.id, options=self.env.options | options)
         return replace(self, retriever=retriever or self.retriever, env=env)
 
 
 def checked_options(env: EnvConfig) -> dict[str, Any]:
-    """The environment's options as the types that its constructor declares.
+    """Converts the environment's options to the types that its constructor declares.
 
     Raises:
-        UnknownName: no such environment, or no such option of it; carries the nearest.
-        ConfigurationError: a value of another type, or of what a run fills itself.
+        UnknownName: there is no such environment, or it has no such option; the error carries the nearest name.
+        ConfigurationError: a value has the wrong type, or an option is one that a run sets itself.
     """
-    for name in _FILLED & env.options.keys():
+    for name in _RUN_ARGUMENTS & env.options.keys():
         raise ConfigurationError(f"option {name!r} of {env.id} is filled by the run; leave it out")
     return checked_arguments(env_class(env.id), env.id, env.options)
 
 
 def takes(env_id: str, argument: str) -> bool:
-    """Whether the environment's constructor has ``argument``, or hands it on to one above that has.
+    """Whether the environment's constructor accepts ``argument``, itself or through a base class.
 
     Raises:
-        UnknownName: no such environment.
-        MissingExtra: an optional dependency of it is not installed.
+        UnknownName: there is no such environment.
+        MissingExtra: an optional dependency of the environment is not installed.
     """
     return any(parameter.name == argument for _, parameter in parameters_of(env_class(env_id)))
 
 
 def defaults_of(env_id: str, names: Collection[str]) -> dict[str, Any]:
-    """What the environment's constructor takes for those of ``names`` that it is not given, where that is not None.
+    """Returns the default values of those of ``names`` that the environment's constructor has, except None.
 
     Raises:
-        UnknownName: no such environment.
-        MissingExtra: an optional dependency of it is not installed.
+        UnknownName: there is no such environment.
+        MissingExtra: an optional dependency of the environment is not installed.
     """
     defaults: dict[str, Any] = {}
     for _, parameter in parameters_of(env_class(env_id)):
@@ -169,10 +169,10 @@ def defaults_of(env_id: str, names: Collection[str]) -> dict[str, Any]:
 
 
 def env_id_of(cls: type[Env[Any]]) -> str:
-    """The registered id of an environment's class, or else ``module:Class``.
+    """Returns the registered id of an environment's class, or ``module:Class`` if there is none.
 
     Raises:
-        ConfigurationError: it is no environment, or cannot be found again by its name.
+        ConfigurationError: it is not an environment, or cannot be imported by its name.
     """
     name = name_of_class(cls)
     return next((id for id, one in registered().items() if one.entry_point == name and not one.kwargs), name)
@@ -181,10 +181,10 @@ def env_id_of(cls: type[Env[Any]]) -> str:
 def open_tasks(
     source: SourceConfig, search: SearchConfig, env: EnvConfig, tasks: Sequence[Task] | None = None
 ) -> Source:
-    """Loads or makes tasks, or takes those that are given, and says which corpus is searched; no index is opened.
+    """Loads or generates the tasks, or uses the given ones, and determines the corpus to search; opens no index.
 
     Raises:
-        AgentEnvError: there are no such tasks.
+        AgentEnvError: the tasks cannot be loaded or generated.
     """
     check_draw(source)
     if tasks is not None:
@@ -210,24 +210,24 @@ def open_task_env(
     retriever: Retriever | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> TaskEnv:
-    """Loads or makes tasks and, for an environment that searches, the retriever.
+    """Loads or generates tasks and, for an environment that searches, opens the retriever.
 
     Args:
-        source: Which tasks.
-        search: Which retriever.
-        env: Which environment.
-        count_tokens: Length of a text in tokens of the policy.
-        opened: What ``open_tasks`` gave, where that was called before.
-        tasks: Tasks in place of those of ``source``.
-        retriever: A retriever in place of that of ``search``.
-        progress: Called with passages encoded and passages in all while an index is built.
+        source: Where the tasks come from.
+        search: The retriever and corpus.
+        env: The environment.
+        count_tokens: Returns the length of a text in tokens of the policy.
+        opened: The result of ``open_tasks``, if it was called before.
+        tasks: Tasks to use instead of those of ``source``.
+        retriever: A retriever to use instead of that of ``search``.
+        progress: Called with the numbers of encoded passages and of all passages while an index is built.
 
     Raises:
-        ConfigurationError: a set without a corpus, no retriever given, and turns to search in; a retriever for an
-            environment that searches nothing; an environment without tasks of its own; a simulator that would be told
-            the answers of an evaluation; or questions about an invented world whose documents are not searched.
+        ConfigurationError: a set has no corpus and no retriever is given although the episodes search; a retriever is given
+            for an environment that does not search; the environment cannot generate tasks; a simulator would see the answers
+            of an evaluation; or the questions are about an invented world whose documents are not searched.
     """
-    checked_options(env)  # before any work
+    checked_options(env)  # checked before any work
     opened = opened or open_tasks(source, search, env, tasks)
     if not takes(env.id, "retriever"):
         searched = {"retriever": retriever is not None or search.retriever, "corpus": search.corpus}
@@ -242,14 +242,16 @@ def open_task_env(
     check_gold(retriever, opened.split)
     own = open_tasks(source, SearchConfig(), env, tasks) if search.corpus else opened
     invented = source.dataset == WORLD and tasks is None
-    return TaskEnv(_findable(opened, retriever, own, invented=invented), retriever, env, count_tokens)
+    return TaskEnv(
+        _without_missing_support(opened, retriever, own, invented=invented), retriever, env, count_tokens
+    )
 
 
 def refuse_without_corpus(opened: Source, search: SearchConfig, env: EnvConfig) -> None:
-    """Refuses questions without passages where these would be searched; nothing is read for that.
+    """Refuses questions without passages if the environment would search these; nothing is read.
 
     Raises:
-        ConfigurationError: there is no corpus, no retriever, and a turn to search in.
+        ConfigurationError: there is no corpus and no retriever, and the episodes have a turn to search in.
     """
     built = search.retriever in BUILT and takes(env.id, "retriever") and env.options.get("max_turns") != 0
     if built and opened.documents is None and not opened.corpora and not opened.corpus:
@@ -266,31 +268,31 @@ def _open_retriever(
         return make_retriever(search.retriever)
     refuse_without_corpus(opened, search, env)
     corpus = corpus_of(opened)
-    if corpus is None:  # only an answer is taken: nothing is searched
+    if corpus is None:  # the episodes consist of an answer only, so nothing is searched
         return NoPassages()
     return build_retriever(search.retriever, corpus, search.encoder, search.index, progress)
 
 
-def _findable(source: Source, retriever: Retriever, own: Source, *, invented: bool) -> Source:
-    """``source``, its tasks without ``supporting_ids`` where they are not those of the corpus that is searched.
+def _without_missing_support(source: Source, retriever: Retriever, own: Source, *, invented: bool) -> Source:
+    """Returns ``source``; without ``supporting_ids`` of its tasks if these are not in the corpus that is searched.
 
-    Not one of them is there, or what is there under the same id is another document than in the corpus of ``own``, the
-    questions as they were loaded: a recall would say nothing about the search, and an oracle would show documents of others.
-    A note says so, and also how many are missing where some are there: a recall counts those as not found.
+    They are removed if none of them is in that corpus, or if the documents with these ids differ from those in the corpus of
+    ``own``, the questions as loaded: recall would be meaningless, and an oracle would show unrelated documents. A note says
+    so. If only some are missing, the note states their number, because recall counts them as not found.
 
     Raises:
-        ConfigurationError: not one is there, and the questions are about an ``invented`` world.
+        ConfigurationError: none is in the corpus, and the questions are about an ``invented`` world.
     """
     corpus: Corpus | None = getattr(retriever, "corpus", None)
     named = {one for task in source.tasks for one in task.data.get("supporting_ids", ())}
     if corpus is None or not named:
         return source
-    shared = sorted(one for one in named if _holds(corpus, one))
-    if shared and not _differ(corpus, corpus_of(own), shared[:_COMPARED]):
+    shared = sorted(one for one in named if _contains(corpus, one))
+    if shared and not _differ(corpus, corpus_of(own), shared[:_COMPARED_DOCUMENTS]):
         missing = sorted(named.difference(shared))
         said = f"{len(missing)} of the {len(named)} supporting documents that the questions name are not in the corpus"
         return (
-            _noted(source, f"{said}, such as {missing[0]!r}: recall counts them as not found.")
+            _with_note(source, f"{said}, such as {missing[0]!r}: recall counts them as not found.")
             if missing
             else source
         )
@@ -298,28 +300,30 @@ def _findable(source: Source, retriever: Retriever, own: Source, *, invented: bo
         replace(task, data={key: value for key, value in task.data.items() if key != "supporting_ids"})
         for task in source.tasks
     )
-    if invented:  # nobody states such facts but the world itself
+    if invented:  # only the documents of that world contain its facts
         raise ConfigurationError(
             f"the questions of {source.split!r} are about an invented world, and the corpus that is "
             "searched does not hold its documents: name a dataset about that corpus, or leave retriever and corpus out"
         )
     left = "The supporting documents that the questions name are not those of the corpus that is searched, so recall"
-    return _noted(replace(source, tasks=tuple(tasks)), f"{left} and bounds with gold passages are left out.")
+    return _with_note(
+        replace(source, tasks=tuple(tasks)), f"{left} and bounds with gold passages are left out."
+    )
 
 
-def _noted(source: Source, note: str) -> Source:
+def _with_note(source: Source, note: str) -> Source:
     return replace(source, notes=f"{source.notes} {note}".strip())
 
 
 def _differ(corpus: Corpus, own: Corpus | None, ids: Sequence[str]) -> bool:
-    """Whether a document of ``own`` is another one in ``corpus``, title and text."""
+    """Whether any document of ``own`` with one of ``ids`` has another title or text in ``corpus``."""
     if own is None or own.fingerprint == corpus.fingerprint:
         return False
-    pairs = [(corpus[corpus.row_of(one)], own[own.row_of(one)]) for one in ids if _holds(own, one)]
+    pairs = [(corpus[corpus.row_of(one)], own[own.row_of(one)]) for one in ids if _contains(own, one)]
     return any(ours != theirs for ours, theirs in pairs)
 
 
-def _holds(corpus: Corpus, document_id: str) -> bool:
+def _contains(corpus: Corpus, document_id: str) -> bool:
     try:
         corpus.row_of(document_id)
     except KeyError:
@@ -331,7 +335,9 @@ def _own_tasks(source: SourceConfig, env_id: str) -> Source:
     make_tasks = bind_options("tasks of", env_id, env_class(env_id).make_tasks, source.options)
     split, count = source.split or "train", _OWN_TASKS if source.limit is None else source.limit
     try:
-        tasks = in_time(_MAKING_S, lambda: tuple(make_tasks(count, seed=source.seed, split=split)))
+        tasks = in_time(
+            _MAKE_TASKS_TIMEOUT_S, lambda: tuple(make_tasks(count, seed=source.seed, split=split))
+        )
     except AgentEnvError as error:
         if isinstance(error.__cause__, SystemExit):
             raise ConfigurationError(f"make_tasks of {env_id} failed: {error}") from error
@@ -342,7 +348,7 @@ def _own_tasks(source: SourceConfig, env_id: str) -> Source:
 
 
 def topics_of(corpus: Corpus | None, source: SourceConfig) -> tuple[Task, ...]:
-    """A task without answers for every title of ``corpus``, or for ``source.limit`` of them drawn by its seed.
+    """Returns a task without answers for every title of ``corpus``, or for ``source.limit`` of them drawn by its seed.
 
     Raises:
         ConfigurationError: there is no corpus.
@@ -356,11 +362,11 @@ def topics_of(corpus: Corpus | None, source: SourceConfig) -> tuple[Task, ...]:
 
 
 def _with_passage_questions(opened: Source, source: SourceConfig) -> Source:
-    """``opened`` with the questions that rules make of its passages, where ``source`` asks for some.
+    """Returns ``opened`` with questions that rules make from its passages, if ``source`` asks for some.
 
     Raises:
         ConfigurationError: there are no passages of named sets, or too few; or ``data`` is a file, so that the passages of
-            the other splits are not known.
+            the other splits are unknown.
     """
     if not source.passage_questions:
         return opened
@@ -384,12 +390,12 @@ def _corpus_file(corpus: str, data: Path | None) -> Path:
 
 
 def index_recall(task_env: TaskEnv) -> dict[str, float]:
-    """What the retriever itself finds, asked the bare questions.
+    """Measures what the retriever finds for the bare questions.
 
     Returns:
         ``recall@k``, the mean share of the supporting documents among the first k, and ``all@5``, the share of questions
-        with every one of them among the first 5; empty where no supporting documents are known, or where the retriever
-        answers by more than the question.
+        with all of them among the first 5; empty if no supporting documents are known, or if the retriever also uses the
+        context of the question.
     """
     known = [task for task in task_env.source.tasks if task.data.get("supporting_ids")]
     if not known or task_env.retriever is None or task_env.retriever.info().contextual:

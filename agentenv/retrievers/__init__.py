@@ -1,4 +1,4 @@
-"""Retrievers: dense, by words, hybrid, reranked, remote, recorded and for tests."""
+"""Retrievers: dense, lexical, hybrid, reranking, remote, recorded, and ones for tests."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What all retrievers over a corpus share: batches, collapsed duplicates, deadlines, deterministic ties."""
+"""The common base of retrievers over a corpus: batches, shared duplicates, deadlines, and deterministic ties."""
 
 import hashlib
 import inspect
@@ -26,8 +26,8 @@ Hit = tuple[int, float]
 """Row in the corpus and score."""
 
 QUERY_CHARS = 32_768
-"""Length of a query; what is behind it is not searched for."""
-SCORE_DECIMALS = 5  # floating-point noise between batch sizes stays below; equal after rounding is a tie
+"""Largest length of a query; the rest of a longer one is ignored."""
+SCORE_DECIMALS = 5  # differences between batch sizes are smaller; scores that are equal after rounding tie
 
 
 class _Request(NamedTuple):
@@ -36,15 +36,15 @@ class _Request(NamedTuple):
 
 
 class CorpusRetriever(ABC):
-    """Searches a corpus. The requests of all running episodes are answered together, each distinct text once.
+    """Searches a corpus. Requests of all running episodes are answered in one batch, each distinct text once.
 
-    A subclass gives `rank`. A blank query finds nothing and never reaches `rank`.
+    A subclass implements `rank`. A blank query has no results and is never passed to `rank`.
 
     Args:
-        corpus: the documents, in the order of the index.
-        name: stands in `info`.
-        settings: what else than the corpus the results depend on; goes into the fingerprint.
-        timeout_s: seconds that a batch may take before its waiters get a `RetrieverFault`.
+        corpus: The documents in the order of the index.
+        name: The name in `info`.
+        settings: Everything besides the corpus that results depend on; a part of the fingerprint.
+        timeout_s: Time limit of a batch in seconds, after which its callers get a `RetrieverFault`.
     """
 
     def __init__(self, corpus: Corpus, *, name: str, settings: str, timeout_s: float = 60.0) -> None:
@@ -53,19 +53,19 @@ class CorpusRetriever(ABC):
         self._fingerprint = hashlib.sha256(f"{name}\n{settings}\n{corpus.fingerprint}".encode()).hexdigest()
         self._timeout_s = timeout_s
         self.threads = 1
-        """Threads of the library behind `rank`, where it has any."""
+        """Number of threads of the library that `rank` uses, if it has threads."""
         self.on_batch: Callable[[int, float], object] | None = None
-        """Called after each batch, in its thread, with the distinct texts in it and the seconds it took."""
-        # By the process number, because a fork copies the object and not the thread of its batcher.
+        """Called after each batch, in its thread, with the distinct texts in it and its duration in seconds."""
+        # Compared with the present process id, because a fork copies the object but not the thread of its batcher.
         self._process = os.getpid()
         self._batcher = self._new_batcher()
 
     @abstractmethod
     def rank(self, texts: Sequence[str], k: int) -> list[list[Hit]]:
-        """At most ``k`` hits for each text, best first, ties by row. Called in one thread."""
+        """Returns at most ``k`` hits for each text, best first, ties by row. Called in a single thread."""
 
     async def search(self, queries: Sequence[Query | str], k: int) -> list[list[Passage]]:
-        """At most ``k`` passages a query, best first, ties broken by corpus order; none for a blank query.
+        """Returns at most ``k`` passages per query, best first, ties in corpus order; none for a blank query.
 
         Raises:
             RetrieverFault: the search failed or missed its deadline.
@@ -86,7 +86,7 @@ class CorpusRetriever(ABC):
 
     @property
     def max_wait(self) -> float:
-        """How long the batcher waits for callers that were just answered; see `Batcher`."""
+        """How long the batcher waits for callers of the last batch; see `Batcher`."""
         return self._batcher.max_wait
 
     @max_wait.setter
@@ -94,14 +94,14 @@ class CorpusRetriever(ABC):
         self._batcher.max_wait = share
 
     def info(self) -> RetrieverInfo:
-        """Name, size and fingerprint."""
+        """Returns the name, size and fingerprint."""
         return RetrieverInfo(self._name, len(self.corpus), self._fingerprint)
 
     def _new_batcher(self) -> Batcher[_Request, list[list[Passage]]]:
         return Batcher(self._answer, rank=0, timeout_s=self._timeout_s)
 
     def _settle_in_child(self) -> None:
-        """A fork copies the batcher without its thread, and OpenMP's state without its workers."""
+        """Resets what a fork cannot use: the batcher lacks its thread there, and OpenMP its worker threads."""
         if self.threads > 1:
             raise RetrieverFault(
                 f"{self._name}: this process was forked from one that searches with {self.threads} threads, and "
@@ -114,8 +114,8 @@ class CorpusRetriever(ABC):
         hits: dict[str, list[Hit]] = {"": []}
         if texts:
             began = time.perf_counter()
-            # One search for all: a request for fewer gets the first of them, and a text that two ask for is searched
-            # once.
+            # One search for all requests: a request for fewer results gets the first ones, and a text in several requests is
+            # searched once.
             widest = min(max(request.k for request in requests), len(self.corpus))
             hits |= zip(texts, self.rank(texts, widest), strict=True)
             if self.on_batch is not None:
@@ -128,13 +128,13 @@ class CorpusRetriever(ABC):
 
 
 def texts_of(queries: Sequence[Query | str], k: int) -> tuple[str, ...]:
-    """The texts of ``queries`` in composed characters (NFC), white space collapsed, cut to `QUERY_CHARS`.
+    """Returns the texts of ``queries`` normalised to NFC, with collapsed white space, cut to `QUERY_CHARS`.
 
-    A policy may write queries of any length, and a server that refused one would mask its episode. Half of a surrogate pair
-    becomes a question mark: no encoder takes it, and the searches of all others in the batch would fail with it.
+    A policy may write queries of any length, and an error of a server would mask its episode. Lone surrogates become
+    question marks, because no encoder accepts them, and they would make all searches of the batch fail.
 
     Raises:
-        ConfigurationError: ``k`` is below 1, or a bare string was given for the list of queries.
+        ConfigurationError: ``k`` is below 1, or a single string was given instead of a list of queries.
     """
     if isinstance(queries, str):
         raise ConfigurationError(f"queries is the string {queries[:40]!r}; give a list of queries.")
@@ -145,10 +145,10 @@ def texts_of(queries: Sequence[Query | str], k: int) -> tuple[str, ...]:
 
 
 async def found_by(retriever: Retriever, queries: Sequence[Query | str], k: int) -> list[list[Passage]]:
-    """What ``retriever``, which may be one of the user, finds for each of ``queries``.
+    """Searches with ``retriever``, which may be a user's, and checks the results.
 
     Raises:
-        RetrieverFault: the search failed, or gave something else than a list of passages for each query.
+        RetrieverFault: the search failed, or returned something other than a list of passages for each query.
     """
     kind, searching = type(retriever).__name__, retriever.search(queries, k)
     if not inspect.isawaitable(searching):
@@ -166,23 +166,23 @@ async def found_by(retriever: Retriever, queries: Sequence[Query | str], k: int)
 
 
 def composed(text: str) -> str:
-    """``text`` in composed characters (NFC), in which queries and documents are compared: accents have two spellings."""
+    """Returns ``text`` normalised to NFC, in which queries and documents are compared: accents have two encodings."""
     return text if text.isascii() else unicodedata.normalize("NFC", text)
 
 
 def passage_of(fields: Any) -> Passage:
-    """The passage of a JSON object from a server or a file.
+    """Makes a passage of a JSON object from a server or a file.
 
     Raises:
-        TypeError: it has other fields than a passage, or of other types.
-        ValueError: its score is no finite number.
+        TypeError: its fields are not those of a passage, or have wrong types.
+        ValueError: its score is not a finite number.
     """
     passage = Passage(**fields)
     if not all(isinstance(text, str) for text in (passage.id, passage.title, passage.text)):
         raise TypeError("a passage has an id, a title and a text")
     try:
         finite = math.isfinite(passage.score)
-    except OverflowError:  # an integer that no float holds
+    except OverflowError:  # an integer that is too large for a float
         finite = False
     if not finite:
         raise ValueError(f"a passage has the score {str(passage.score)[:40]}, which is not finite")
@@ -190,7 +190,7 @@ def passage_of(fields: Any) -> Passage:
 
 
 def passage_text(document: Document | Passage) -> str:
-    """The words of a document in composed characters: its title and its text."""
+    """Returns title and text of a document, normalised to NFC."""
     return composed(f"{document.title} {document.text}".strip())
 
 
@@ -198,9 +198,9 @@ _CJK_RUN = re.compile(f"[{CJK}]+")
 
 
 def in_pairs(text: str) -> str:
-    """``text`` in which Chinese and Japanese stand as pairs of neighbouring characters, with blanks between the pairs.
+    """Replaces Chinese and Japanese in ``text`` by pairs of neighbouring characters, separated by blanks.
 
-    These scripts put no blanks between words, so that a search by words would take a whole clause for one word.
+    These scripts have no blanks between words, so lexical search would otherwise take a whole clause for one word.
     """
     return text if text.isascii() else _CJK_RUN.sub(_pairs, text)
 
@@ -212,21 +212,21 @@ def _pairs(run: re.Match[str]) -> str:
 
 
 def best_hits(scores: NDArray[np.floating], rows: NDArray[np.integer], k: int) -> list[Hit]:
-    """The ``k`` best candidates by score rounded to `SCORE_DECIMALS`, ties by row.
+    """Returns the ``k`` best candidates by score rounded to `SCORE_DECIMALS`, ties by row.
 
     Args:
-        scores: (n,) similarity of each candidate.
-        rows: (n,) row of each candidate; -1, FAISS's mark for "none", is dropped.
-        k: most hits to return.
+        scores: (n,) The similarity of each candidate.
+        rows: (n,) The row of each candidate; -1, FAISS's value for "none", is dropped.
+        k: The largest number of hits.
     """
     kept = rows >= 0
-    # Rounded before they are compared: the last digits depend on who else is in the batch.
+    # Rounded before the comparison, because the last digits depend on the other queries in the batch.
     rounded, rows = np.round(scores[kept].astype(np.float64), SCORE_DECIMALS), rows[kept]
     order = np.lexsort((rows, -rounded))[:k]
     return [(int(rows[i]), float(rounded[i])) for i in order]
 
 
 def batching_parts(retriever: object) -> dict[str, CorpusRetriever]:
-    """What forms batches inside a retriever, by its name there: itself, or the two parts of a hybrid."""
+    """Returns the parts of a retriever that form batches, by name: itself, or the two parts of a hybrid."""
     parts = {"": retriever} | {name: getattr(retriever, name, None) for name in ("dense", "bm25")}
     return {name: part for name, part in parts.items() if isinstance(part, CorpusRetriever)}

@@ -1,4 +1,4 @@
-"""Lexical retrieval: BM25 on bm25s, with the same English stemmer and stop list on both sides."""
+"""Lexical retrieval: BM25 with the library bm25s, with the same English stemmer and stop words for both sides."""
 
 import importlib
 import re
@@ -30,23 +30,23 @@ from agentenv.retrievers.storage.retriever_folder import Card, new_folder, read_
 
 INDEX_FOLDER = "bm25s"
 _CJK = re.compile(f"[{CJK}]")
-_UNCUT = re.compile(f"[{CJK}]{{3}}")
+_UNCUT_CJK = re.compile(f"[{CJK}]{{3}}")
 _importing = threading.Lock()
 _METHOD = "lucene"
 K1, B = 1.5, 0.75
-"""The defaults of bm25s. ConvSearch-R1 takes .9 and .4 for TopiOCQA, .82 and .68 for QReCC."""
+"""The defaults of bm25s. ConvSearch-R1 uses .9 and .4 for TopiOCQA, .82 and .68 for QReCC."""
 
 
 class BM25Retriever(CorpusRetriever):
     """BM25 (Lucene's variant) over title and text.
 
-    Make one with `build` or `load`. Only passages that share a stem with the query are found. The stems of Chinese and
-    Japanese are pairs of neighbouring characters.
+    Create it with `build` or `load`. Only passages that share a stem with the query are found. For Chinese and Japanese,
+    pairs of neighbouring characters are used instead of stems.
 
     Args:
-        corpus: the documents, row i of the index being document i.
-        index: a ``bm25s.BM25`` over their stems.
-        timeout_s: seconds that a batch may take before its waiters get a `RetrieverFault`.
+        corpus: The documents; row i of the index is document i.
+        index: A ``bm25s.BM25`` over their stems.
+        timeout_s: Time limit of a batch in seconds, after which its callers get a `RetrieverFault`.
     """
 
     def __init__(self, corpus: Corpus, index: Any, *, timeout_s: float = 60.0) -> None:
@@ -56,25 +56,25 @@ class BM25Retriever(CorpusRetriever):
             corpus, name="bm25", settings=f"lucene english{constants}{pairs}", timeout_s=timeout_s
         )
         self._index = index
-        self._stems = _Stems()
+        self._stems = _Stemmer()
 
     @classmethod
     def build(cls, documents: Iterable[Document], *, k1: float = K1, b: float = B) -> "BM25Retriever":
         """Indexes the documents.
 
         Args:
-            documents: a corpus, or the documents of one.
-            k1: how slowly repetitions of a word in a document stop counting, at least 0.
-            b: how much long documents are discounted, 0 to 1.
+            documents: A corpus, or its documents.
+            k1: Saturation of repeated words: larger values give repetitions more weight; at least 0.
+            b: Length normalisation, from 0 (none) to 1 (full).
 
         Raises:
             ConfigurationError: a constant is out of range.
-            CorpusError: no documents, duplicate ids, or no document with a word.
+            CorpusError: there are no documents, an id is repeated, or no document contains a word.
         """
         if not (0 <= k1 < inf and 0 <= b <= 1):
             raise ConfigurationError(f"k1={k1} of BM25 must be at least 0, and b={b} from 0 to 1.")
         corpus = as_corpus(documents)
-        stems = _Stems()([passage_text(document) for document in corpus])
+        stems = _Stemmer()([passage_text(document) for document in corpus])
         # Sorted, because bm25s numbers its vocabulary in the order of a set, which differs between processes.
         vocabulary = {stem: i for i, stem in enumerate(sorted({stem for row in stems for stem in row}))}
         if not vocabulary:
@@ -84,16 +84,16 @@ class BM25Retriever(CorpusRetriever):
         return cls(corpus, index)
 
     def save(self, folder: Path | str) -> None:
-        """Writes index, corpus and card; on any failure nothing is left behind.
+        """Writes index, corpus and card. If it fails, nothing is left behind.
 
         Raises:
-            ConfigurationError: the folder is something else than a retriever, or cannot be written.
+            ConfigurationError: the folder contains something other than a retriever, or cannot be written.
         """
         with new_folder(Path(folder)) as fresh:
             self.write(fresh)
 
     def write(self, folder: Path | str) -> None:
-        """Writes index, corpus and card into an empty folder, which its maker puts in place or removes.
+        """Writes index, corpus and card into an empty folder, which the caller renames or removes.
 
         Raises:
             OSError: they cannot be written.
@@ -106,21 +106,21 @@ class BM25Retriever(CorpusRetriever):
 
     @classmethod
     def load(cls, folder: Path | str, *, timeout_s: float = 60.0) -> "BM25Retriever":
-        """Reads what `save` wrote.
+        """Opens a saved retriever.
 
         Args:
-            folder: where it was saved.
-            timeout_s: seconds that a batch may take.
+            folder: The folder to which `save` wrote it.
+            timeout_s: Time limit of a batch in seconds.
 
         Raises:
-            ConfigurationError: the folder holds no BM25 retriever.
-            IndexMismatch: the corpus is not the one that the index was built over.
+            ConfigurationError: the folder contains no BM25 retriever.
+            IndexMismatch: the corpus is not the one of which the index was built.
         """
         folder = Path(folder)
         card = read_card(folder, "bm25")
         corpus = read_corpus(folder, card)
         try:
-            # Named here, because another one that the folder names is compiled code that checks no places of arrays.
+            # Set here, because the folder could name another backend, compiled code that does not check array indices.
             index = _bm25s().BM25.load(str(folder / INDEX_FOLDER), backend="numpy")
             rows = int(index.scores["num_docs"])
             sound = _is_sound(index, rows)
@@ -141,7 +141,7 @@ class BM25Retriever(CorpusRetriever):
             raise IndexMismatch(
                 f"The arrays or settings in {folder / INDEX_FOLDER} do not fit together; build the retriever again."
             )
-        if any(map(_UNCUT.search, index.vocab_dict)):
+        if any(map(_UNCUT_CJK.search, index.vocab_dict)):
             raise IndexMismatch(
                 f"The index in {folder} holds clauses of Chinese or Japanese as single words, as earlier versions wrote "
                 "them, and would find next to nothing; build it again."
@@ -154,29 +154,28 @@ class BM25Retriever(CorpusRetriever):
         return cls(corpus, index, timeout_s=timeout_s)
 
     def rank(self, texts: Sequence[str], k: int) -> list[list[Hit]]:
-        """At most ``k`` hits for each text, best first, ties by row."""
+        """Returns at most ``k`` hits for each text, best first, ties by row."""
         return [self._rank_one(stems, k) for stems in self._stems(texts)]
 
     def _rank_one(self, stems: list[str], k: int) -> list[Hit]:
-        ids = self._index.get_tokens_ids(stems)  # of the stems that the corpus has
+        ids = self._index.get_tokens_ids(stems)  # only stems that occur in the corpus
         if not ids:
             return []
-        # Rounded first: sums of the same terms in another order differ in the last digits, and would break ties by
-        # chance.
+        # Rounded first: sums of the same terms in another order differ in the last digits, which would break ties randomly.
         scores = np.round(self._index.get_scores_from_ids(ids), SCORE_DECIMALS)
-        # Partitioned and not sorted, which would take most of the time over millions of documents. All ties with the
-        # k-th stay in, because the row decides among them.
+        # Partitioned instead of sorted, which would dominate the time for millions of documents. All ties with the k-th
+        # score are kept, because the row decides among them.
         kth_best = np.partition(scores, -k)[-k]
         rows = np.flatnonzero((scores >= kth_best) & (scores > 0))
         return best_hits(scores[rows], rows, k)
 
 
 def _is_sound(index: Any, rows: int) -> bool:
-    """Whether every word of ``index`` leads to scores, and every score to one of ``rows`` documents."""
+    """Whether every word of ``index`` refers to scores, and every score to one of ``rows`` documents."""
     data, documents, starts = (index.scores[name] for name in ("data", "indices", "indptr"))
     if data.dtype.kind != "f" or {documents.dtype.kind, starts.dtype.kind} != {"i"} or starts.ndim != 1:
         return False
-    # What stands for no word at all has a number and no scores.
+    # The entry for unknown words has a number but no scores.
     words = [number for word, number in index.vocab_dict.items() if word or number != len(starts) - 1]
     return bool(
         index.method == _METHOD
@@ -192,7 +191,7 @@ def _is_sound(index: Any, rows: int) -> bool:
     )
 
 
-class _Stems:
+class _Stemmer:
     """Splits texts into lower-case stems without stop words, and Chinese and Japanese into pairs of characters."""
 
     def __init__(self) -> None:
@@ -213,21 +212,21 @@ class _Stems:
 
 
 def _bm25s() -> Any:
-    # One thread at a time, because what is hidden is hidden from the whole process, and once, because later imports find
-    # bm25s as it is.
+    # By one thread at a time, because a hidden module is hidden from the whole process; only once, because later imports use
+    # the loaded module.
     with _importing:
         if "bm25s" in sys.modules:
             return importlib.import_module("bm25s")
-        with needs_extra("retrieval"), _without("jax"):
+        with needs_extra("retrieval"), _import_blocked("jax"):
             return importlib.import_module("bm25s")
 
 
 @contextmanager
-def _without(name: str) -> Iterator[None]:
-    """In it the module ``name`` cannot be imported.
+def _import_blocked(name: str) -> Iterator[None]:
+    """Within the block, the module ``name`` cannot be imported.
 
-    bm25s computes with JAX where it is installed, and does so once while it is imported: JAX then reserves three quarters of
-    the memory of a GPU, which the policy needs.
+    bm25s uses JAX if it is installed, and initialises it during import: JAX then reserves three quarters of the memory of a
+    GPU, which the policy needs.
     """
     held = sys.modules.get(name)
     sys.modules[name] = None  # type: ignore[assignment]

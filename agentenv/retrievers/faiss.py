@@ -1,4 +1,4 @@
-"""Dense retrieval: an encoder and a FAISS inner-product index over one corpus."""
+"""Dense retrieval: an encoder and a FAISS index with inner products over a corpus."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -31,28 +31,28 @@ from agentenv.retrievers.storage.retriever_folder import Card, new_folder, read_
 INDEX_FILE = "index.faiss"
 METRIC = "inner_product"
 LAYOUT = "{title}. {text}"
-"""How a passage is encoded: a sentence encoder reads the title as a sentence of its own
-(`benchmarks/index_recall.py` in the repository measures it)."""
+"""How a passage is encoded: the title is a sentence of its own for the encoder (measured by `benchmarks/index_recall.py` in
+the repository)."""
 
-ENCODE_ROWS = 1024  # passages encoded between two reports of progress
-_SPARE = 8  # candidates fetched beyond k, among which ties at the edge are settled
+ENCODE_ROWS = 1024  # number of passages between two reports of progress
+_EXTRA_CANDIDATES = 8  # additional candidates beyond k, by which ties at the k-th place are resolved
 _NORM_SLACK = 1e-3
 
 
 class FaissRetriever(CorpusRetriever):
-    """Exact or approximate nearest passages by the inner product of unit vectors.
+    """Finds the nearest passages by the inner product of unit vectors, exactly or approximately.
 
-    Make one with `build` or `load`. All waiting queries are encoded in one call and searched in one call, in
-    one thread; set ``threads`` higher only where cores are idle, because FAISS's threads spin at barriers. With
-    more than one, load after a fork and not before it: FAISS hangs in the child.
+    Create it with `build` or `load`. All waiting queries are encoded in one call and searched in one call, in one thread.
+    Use more ``threads`` only if cores are idle, because FAISS's threads use processor time while they wait. With more than
+    one, load after a fork and not before it, because FAISS hangs in the child process.
 
     Args:
-        corpus: the documents, row i of the index being document i.
-        encoder: encodes the queries; the passages were encoded with the same one.
-        index: a FAISS index over the passages.
-        spec: how the index stores vectors, in FAISS's words.
-        layout: how title and text were put together for the encoder.
-        timeout_s: seconds that a batch may take before its waiters get a `RetrieverFault`.
+        corpus: The documents; row i of the index is document i.
+        encoder: Encodes the queries; the same encoder encoded the passages.
+        index: A FAISS index of the passages.
+        spec: How the index stores vectors, as a FAISS factory string.
+        layout: How title and text were combined for the encoder.
+        timeout_s: Time limit of a batch in seconds, after which its callers get a `RetrieverFault`.
     """
 
     def __init__(
@@ -65,8 +65,8 @@ class FaissRetriever(CorpusRetriever):
         layout: str = LAYOUT,
         timeout_s: float = 60.0,
     ) -> None:
-        # All that results depend on besides the corpus; the effort too, because an approximate index finds more with
-        # more of it.
+        # Everything besides the corpus that results depend on, including the search effort, because an approximate index
+        # finds more with more effort.
         settings = f"{spec}\n{encoder.id}\n{layout}\n{EFFORT}"
         super().__init__(corpus, name="faiss", settings=settings, timeout_s=timeout_s)
         self.encoder = encoder
@@ -84,18 +84,18 @@ class FaissRetriever(CorpusRetriever):
         *,
         progress: Callable[[int, int], None] | None = None,
     ) -> "FaissRetriever":
-        """Encodes the documents and indexes them in memory; `build_folder` does it for any size.
+        """Encodes the documents and indexes them in memory; `build_folder` does so for any size.
 
         Args:
-            documents: a corpus, or the documents of one.
-            encoder: for passages now and for queries later.
-            spec: a FAISS factory string; ``Flat`` is exact, ``SQfp16`` half and ``SQ8`` a quarter of its
-                size, ``HNSW32_SQ8`` a graph for millions of passages.
-            progress: called with passages done and passages in all, first before any is done.
+            documents: A corpus, or its documents.
+            encoder: The encoder of passages now and of queries later.
+            spec: A FAISS factory string; ``Flat`` is exact, ``SQfp16`` has half and ``SQ8`` a quarter of its size,
+                ``HNSW32_SQ8`` is a graph for millions of passages.
+            progress: Called with the numbers of finished passages and of all passages, for the first time with 0 finished.
 
         Raises:
-            CorpusError: no documents, or duplicate ids.
-            ConfigurationError: FAISS knows no such index, or the encoder's vectors have not length 1.
+            CorpusError: there are no documents, or an id is repeated.
+            ConfigurationError: FAISS knows no such index, or the encoder's vectors do not have length 1.
         """
         corpus = as_corpus(documents)
         index = new_index(spec, encoder.dim)
@@ -113,10 +113,10 @@ class FaissRetriever(CorpusRetriever):
         return cls(corpus, encoder, index, spec)
 
     def save(self, folder: Path | str) -> None:
-        """Writes index, corpus and card; on any failure nothing is left behind.
+        """Writes index, corpus and card. If it fails, nothing is left behind.
 
         Raises:
-            ConfigurationError: the folder is something else than a retriever, or cannot be written.
+            ConfigurationError: the folder contains something other than a retriever, or cannot be written.
         """
         folder = Path(folder)
         with new_folder(folder) as fresh:
@@ -128,16 +128,16 @@ class FaissRetriever(CorpusRetriever):
     def load(
         cls, folder: Path | str, *, encoder: Encoder | None = None, timeout_s: float = 60.0
     ) -> "FaissRetriever":
-        """Opens what `save` or `build_folder` wrote. Index and corpus are mapped: processes share one copy.
+        """Opens a saved retriever. Index and corpus are mapped, so that processes share one copy.
 
         Args:
-            folder: where it was saved.
-            encoder: the encoder that built the index; None makes it from the card.
-            timeout_s: seconds that a batch may take.
+            folder: The folder to which `save` or `build_folder` wrote it.
+            encoder: The encoder that built the index; None makes it from the card.
+            timeout_s: Time limit of a batch in seconds.
 
         Raises:
-            ConfigurationError: the folder holds no FAISS retriever, or an index of a kind that cannot be searched here.
-            IndexMismatch: encoder or corpus are not those that the index was built with, or a newer FAISS wrote it.
+            ConfigurationError: the folder contains no FAISS retriever, or an index of an unsupported kind.
+            IndexMismatch: encoder or corpus are not those of which the index was built, or a newer FAISS wrote it.
         """
         folder = Path(folder)
         card = read_card(folder, "faiss")
@@ -155,36 +155,37 @@ class FaissRetriever(CorpusRetriever):
         return cls(corpus, encoder, index, card.index, layout=card.layout, timeout_s=timeout_s)
 
     def rank(self, texts: Sequence[str], k: int) -> list[list[Hit]]:
-        """At most ``k`` hits for each text, best first, ties by row."""
+        """Returns at most ``k`` hits for each text, best first, ties by row."""
         vectors = self._queries.encode(texts)
         hits: list[list[Hit]] = [[] for _ in texts]
-        # Most queries are settled by the first search; only those with ties at the edge are searched again.
+        # Most queries need only the first search; those with ties at the last place are searched again.
         pending = np.arange(len(texts))
-        fetch = k + _SPARE
+        fetch = k + _EXTRA_CANDIDATES
         while len(pending):
             fetch = min(fetch, len(self.corpus))
             with faiss_threads(self.threads):
                 scores, rows = self._index.search(vectors[pending], fetch)
             for place, query in enumerate(pending):
                 hits[query] = best_hits(scores[place], rows[place], k)
-            # A tie that reaches past what was fetched could hide an earlier row: look further, where there is more.
+            # A tie that extends to the last candidate could hide an earlier row, so more candidates are fetched, if there
+            # are any.
             tied = _ties_reach_edge(scores, k) & (rows[:, -1] >= 0) & (fetch < len(self.corpus))
             pending, fetch = pending[tied], 2 * fetch
         return hits
 
 
 def _ties_reach_edge(scores: NDArray[np.float32], k: int) -> NDArray[np.bool_]:
-    """For each row of descending scores (q, n), n >= k: whether the k-th equals the last after rounding."""
+    """Returns for each row of descending scores (q, n), n >= k, whether the k-th equals the last after rounding."""
     rounded = np.round(scores.astype(np.float64), SCORE_DECIMALS)
     tied: NDArray[np.bool_] = rounded[:, k - 1] <= rounded[:, -1]
     return tied
 
 
 def encode_documents(encoder: Encoder, documents: Sequence[Document]) -> Vectors:
-    """Vectors (n, d) of documents, checked to have length 1; a text without words may give 0.
+    """Returns vectors (n, d) of documents, checked to have length 1; a text without words may give 0.
 
     Raises:
-        ConfigurationError: one has another length: inner products of such vectors are no similarities.
+        ConfigurationError: a vector has another length, so that inner products would not be similarities.
     """
     vectors = encoder.encode_passages([laid_out(document, LAYOUT) for document in documents])
     lengths = np.linalg.norm(vectors, axis=1)
@@ -198,7 +199,7 @@ def encode_documents(encoder: Encoder, documents: Sequence[Document]) -> Vectors
 
 
 def laid_out(document: Document, layout: str) -> str:
-    """What is encoded of a document, in composed characters; one without a title is its text."""
+    """Returns the text to encode for a document, normalised to NFC; without a title, only its text."""
     if not document.title:
         return composed(document.text)
     return composed(layout.format(title=document.title, text=document.text).strip())
@@ -207,7 +208,7 @@ def laid_out(document: Document, layout: str) -> str:
 def dense_card(
     corpus: Corpus, encoder: Encoder, spec: str, *, layout: str = LAYOUT, corpus_file: str = ""
 ) -> Card:
-    """The card of a FAISS retriever."""
+    """Makes the card of a FAISS retriever."""
     return Card(
         kind="faiss",
         rows=len(corpus),

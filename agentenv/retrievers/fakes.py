@@ -1,4 +1,4 @@
-"""A retriever for a handful of documents, which needs no library and no index, and one for tests that fails when told to."""
+"""A retriever for a few documents, which needs no library and no index, and one for tests that fails on chosen calls."""
 
 import re
 from collections.abc import Collection, Iterable, Sequence
@@ -11,12 +11,12 @@ from agentenv.retrievers.storage.corpus import as_corpus
 
 
 class InMemoryRetriever(CorpusRetriever):
-    """Ranks documents by the number of distinct words that they share with the query; none is no hit.
+    """Ranks documents by the number of distinct words that they share with the query; without any, they are no hits.
 
-    The words of Chinese and Japanese are pairs of neighbouring characters.
+    For Chinese and Japanese, pairs of neighbouring characters count as words.
 
     Args:
-        documents: a corpus, or the documents of one.
+        documents: A corpus, or its documents.
     """
 
     def __init__(self, documents: Iterable[Document]) -> None:
@@ -24,7 +24,7 @@ class InMemoryRetriever(CorpusRetriever):
         self._words = [_words(passage_text(document)) for document in self.corpus]
 
     def rank(self, texts: Sequence[str], k: int) -> list[list[Hit]]:
-        """At most ``k`` hits for each text, best first, ties by row."""
+        """Returns at most ``k`` hits for each text, best first, ties by row."""
         return [self._rank_one(_words(text), k) for text in texts]
 
     def _rank_one(self, query: set[str], k: int) -> list[Hit]:
@@ -33,11 +33,11 @@ class InMemoryRetriever(CorpusRetriever):
 
 
 class FaultyRetriever:
-    """Passes searches on to another retriever and fails on chosen calls.
+    """Passes searches to another retriever, and fails on chosen calls.
 
     Args:
-        inner: answers the other calls.
-        fail_on: numbers of the calls of `search`, counted from 0, that raise `RetrieverFault`.
+        inner: The retriever that answers the other calls.
+        fail_on: The numbers of the calls of `search`, counted from 0, that raise `RetrieverFault`.
     """
 
     def __init__(self, inner: Retriever, fail_on: Collection[int]) -> None:
@@ -46,7 +46,7 @@ class FaultyRetriever:
         self.calls = 0
 
     async def search(self, queries: Sequence[Query | str], k: int) -> list[list[Passage]]:
-        """What the inner retriever finds.
+        """Returns the results of the inner retriever.
 
         Raises:
             RetrieverFault: this call is one of ``fail_on``.
@@ -57,7 +57,7 @@ class FaultyRetriever:
         return await self.inner.search(queries, k)
 
     def info(self) -> RetrieverInfo:
-        """What the inner retriever says about itself."""
+        """Returns the inner retriever's description of itself."""
         return self.inner.info()
 
 

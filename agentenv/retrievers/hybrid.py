@@ -1,7 +1,7 @@
 """Reciprocal rank fusion of a dense and a lexical retriever over one corpus.
 
-Worth it where the lists are of like quality; where one is clearly better, fusion costs recall (measured:
-HotpotQA gains, Natural Questions loses), so this is an option and not the default.
+Useful if both rankings have similar quality; if one is clearly better, fusion reduces recall (measured: HotpotQA gains,
+Natural Questions loses). So this is an option and not the default.
 """
 
 import hashlib
@@ -18,9 +18,9 @@ from agentenv.retrievers.faiss import FaissRetriever
 from agentenv.retrievers.storage.corpus import as_corpus
 from agentenv.retrievers.storage.retriever_folder import Card, new_folder, read_card, write_card
 
-RRF_K = 60  # as published
-HYBRID_K = 10  # three real sets of questions gain by it over 60: see docs/indexes.md
-DEPTH = 100  # ranks of each list that count
+RRF_K = 60  # the published value
+HYBRID_K = 10  # better than 60 on three real sets of questions; see docs/indexes.md
+DEPTH = 100  # number of ranks of each list that count
 
 DENSE_FOLDER, BM25_FOLDER = "dense", "bm25"
 
@@ -31,32 +31,32 @@ def reciprocal_rank_fusion(rankings: Sequence[Sequence[int]], k: int = RRF_K) ->
     Ranks count from 1.
 
     Args:
-        rankings: each a list of corpus rows, best first.
-        k: damps the weight of the first ranks.
+        rankings: Lists of corpus rows, best first.
+        k: Reduces the weight of the first ranks.
 
     Returns:
-        Rows with their scores, best first; ties by the best single rank, then by row.
+        The rows with their scores, best first; ties by the best single rank, then by row.
     """
     ranks: dict[int, list[int]] = {}
     for ranking in rankings:
         for rank, row in enumerate(ranking, start=1):
             ranks.setdefault(row, []).append(rank)
-    # fsum: the order of the lists must not tell two equal sums apart.
+    # fsum, so that the order of the lists cannot make equal sums different.
     scores = {row: math.fsum(1 / (k + rank) for rank in found) for row, found in ranks.items()}
     return [(row, scores[row]) for row in sorted(ranks, key=lambda row: (-scores[row], min(ranks[row]), row))]
 
 
 class HybridRetriever:
-    """Asks both retrievers and fuses the first `DEPTH` passages of each, or ``k`` where that is more.
+    """Asks both retrievers and fuses the first `DEPTH` passages of each (``k`` if that is more).
 
-    They are asked one after the other: an episode awaits one batcher at a time.
+    They are asked one after the other, because an episode may wait for one batcher at a time.
 
     Args:
-        dense: finds by meaning.
-        bm25: finds by words.
+        dense: The retriever by meaning.
+        bm25: The retriever by words.
 
     Raises:
-        IndexMismatch: the two are over different corpora.
+        IndexMismatch: they are over different corpora.
     """
 
     def __init__(self, dense: FaissRetriever, bm25: BM25Retriever) -> None:
@@ -78,16 +78,16 @@ class HybridRetriever:
         *,
         progress: Callable[[int, int], None] | None = None,
     ) -> "HybridRetriever":
-        """A `FaissRetriever` and a `BM25Retriever`; arguments and errors as in `FaissRetriever.build`."""
+        """Builds a `FaissRetriever` and a `BM25Retriever`; arguments and errors as in `FaissRetriever.build`."""
         corpus = as_corpus(documents)
         dense = FaissRetriever.build(corpus, encoder, spec, progress=progress)
         return cls(dense, BM25Retriever.build(corpus))
 
     def save(self, folder: Path | str) -> None:
-        """Writes the two retrievers that `build` makes and a card; on any failure nothing is left behind.
+        """Writes the two retrievers and a card. If it fails, nothing is left behind.
 
         Raises:
-            ConfigurationError: the folder is something else than a retriever, or cannot be written.
+            ConfigurationError: the folder contains something other than a retriever, or cannot be written.
         """
         folder = Path(folder)
         with new_folder(folder) as fresh:
@@ -99,14 +99,14 @@ class HybridRetriever:
     def load(
         cls, folder: Path | str, *, encoder: Encoder | None = None, timeout_s: float = 60.0
     ) -> "HybridRetriever":
-        """Reads what `save` wrote; arguments and errors as in `FaissRetriever.load`."""
+        """Opens a saved retriever; arguments and errors as in `FaissRetriever.load`."""
         folder = Path(folder)
         read_card(folder, "hybrid")
         dense = FaissRetriever.load(folder / DENSE_FOLDER, encoder=encoder, timeout_s=timeout_s)
         return cls(dense, BM25Retriever.load(folder / BM25_FOLDER, timeout_s=timeout_s))
 
     async def search(self, queries: Sequence[Query | str], k: int) -> list[list[Passage]]:
-        """At most ``k`` passages a query, best first, ties by best single rank, then corpus order.
+        """Returns at most ``k`` passages per query, best first, ties by best single rank, then in corpus order.
 
         Raises:
             RetrieverFault: one of the searches failed or missed its deadline.
@@ -119,7 +119,7 @@ class HybridRetriever:
         return [self._fuse(lists, k) for lists in zip(dense, bm25, strict=True)]
 
     def info(self) -> RetrieverInfo:
-        """Name, size and fingerprint."""
+        """Returns the name, size and fingerprint."""
         parts = [retriever.info().fingerprint for retriever in (self.dense, self.bm25)]
         fingerprint = hashlib.sha256("\n".join([f"hybrid k={HYBRID_K}", *parts]).encode()).hexdigest()
         return RetrieverInfo("hybrid", len(self.corpus), fingerprint)

@@ -1,6 +1,6 @@
-"""FAISS indexes: which one suits a corpus, what it takes, how it is made, how hard it searches, how it is opened.
+"""FAISS indexes: choosing one for a corpus, its size, training, filling, search effort, writing and opening.
 
-An index is named by FAISS's own factory string: ``Flat`` (exact), ``SQfp16``, ``SQ8``, ``HNSW32``, ``HNSW32_SQ8``,
+An index is named by FAISS's factory string: ``Flat`` (exact), ``SQfp16``, ``SQ8``, ``HNSW32``, ``HNSW32_SQ8``,
 ``IVF1024,SQ8``, ``PQ96x4fs,Refine(SQ8)``. Labels are always rows of the corpus. n vectors of d dimensions.
 """
 
@@ -19,34 +19,34 @@ from agentenv.errors import ConfigurationError, needs_extra
 Vectors = NDArray[np.float32]
 
 AUTO = "auto"
-_EXACT_BELOW = 1_000  # a codebook has nothing to learn from fewer vectors
+_EXACT_BELOW = 1_000  # fewer vectors are too few to train a codebook
 _FINE_BELOW = 200_000
-_TRAIN_ROWS = 100_000  # and 64 for every list of an IVF
-_POINTS_PER_LIST = 39  # FAISS's k-means only warns below
+_TRAIN_ROWS = 100_000  # number of training rows; plus 64 for every list of an IVF
+_POINTS_PER_LIST = 39  # below this, FAISS's k-means only warns
 _ADD_ROWS = 65_536
 
 
 class Effort(NamedTuple):
-    """How hard an approximate index searches. What an index file holds was set when it was written."""
+    """The search effort of an approximate index. It overrides the values in an index file."""
 
     ef_search: int = 128
-    """HNSW: candidates kept in a search."""
+    """HNSW: number of candidates kept during a search."""
     probe_share: float = 0.125
-    """IVF: share of the lists that is searched; FAISS's default is a single list."""
+    """IVF: share of the lists that are searched; FAISS's default is a single list."""
     least_probes: int = 48
-    """IVF: lists that are searched at least. A few dozen lists hold a few thousand vectors, and an eighth of those loses
-    answers of real questions that cost nothing to find."""
+    """IVF: smallest number of lists that are searched. A few dozen lists contain only a few thousand vectors, so searching
+    more of them costs little, and searching an eighth would lose answers of real questions."""
     k_factor: int = 32
-    """Refine: candidates for each hit that are scored again with the finer codes."""
+    """Refine: number of candidates for each hit that are rescored with the finer codes."""
 
 
 EFFORT = Effort()
 
 
 def default_spec(rows: int, dim: int) -> str:
-    """The index for a corpus of ``rows`` passages: exact for a small one, otherwise small codes refined by larger.
+    """Returns the index for ``rows`` passages: exact for a small corpus, otherwise small codes refined by larger ones.
 
-    `benchmarks/index_million.py` holds both larger classes against Flat.
+    `benchmarks/index_million.py` compares both larger classes with Flat.
     """
     if rows < _EXACT_BELOW:
         return "Flat"
@@ -54,41 +54,41 @@ def default_spec(rows: int, dim: int) -> str:
 
 
 def fast_codes(dim: int) -> str:
-    """Fast-scan product quantiser with 4 bits for about every 4 dimensions; the parts must divide the dimensions."""
+    """Returns a fast-scan product quantiser with 4 bits per about 4 dimensions; the parts must divide the dimensions."""
     parts = next(parts for parts in range(max(1, dim // 4), 0, -1) if dim % parts == 0)
     return f"PQ{parts}x4fs"
 
 
 def list_count(rows: int) -> int:
-    """Lists for an IVF over ``rows`` vectors: a power of two near 4 times the root, 39 vectors each at least."""
+    """Returns the number of lists of an IVF: a power of two near 4 sqrt(rows), with at least 39 vectors each."""
     wanted = min(4 * rows**0.5, rows / _POINTS_PER_LIST)
     return int(2 ** np.floor(np.log2(max(1.0, wanted))))
 
 
 class Footprint(NamedTuple):
-    """Bytes of an index."""
+    """The size of an index in bytes."""
 
     hot: float
     """Bytes that every search reads."""
     refine: float
-    """Bytes of which a search reads a few rows."""
+    """Bytes of which a search reads only a few rows."""
 
     @property
     def total(self) -> float:
-        """Size of the file."""
+        """Size of the file in bytes."""
         return self.hot + self.refine
 
 
 def footprint(spec: str, rows: int, dim: int) -> Footprint:
-    """Bytes of an index, by arithmetic; within 3 % of the file where there are more than 10,000 rows.
+    """Computes the size of an index, within 3 % of the file for more than 10,000 rows.
 
     Raises:
-        ConfigurationError: the arithmetic does not know this kind of index.
+        ConfigurationError: the computation does not support this kind of index.
     """
     hot = refine = 0.0
     for part in re.split(r"[,_](?![^(]*\))", spec):
         if match := re.fullmatch(r"HNSW(\d+)", part):
-            # 2M links at the base, M for one row in M - 1 above it, an offset and a level
+            # 2M links at the base level, M for one row in M - 1 above it, an offset and a level
             hot += rows * (8 * int(match[1]) + 16.2)
             hot += rows * _code_bytes("Flat", dim) * (spec == part)
         elif match := re.fullmatch(r"IVF(\d+)", part):
@@ -101,7 +101,7 @@ def footprint(spec: str, rows: int, dim: int) -> Footprint:
 
 
 def _code_bytes(storage: str, dim: int) -> float:
-    """Bytes a vector takes."""
+    """Returns the number of bytes per vector."""
     fixed = {"Flat": 4 * dim, "RFlat": 4 * dim, "SQfp16": 2 * dim, "SQ8": dim, "SQ4": dim / 2}
     if storage in fixed:
         return fixed[storage]
@@ -118,7 +118,7 @@ def _codebook_bytes(storage: str, dim: int) -> float:
 
 
 def new_index(spec: str, dim: int) -> Any:
-    """An empty inner-product index.
+    """Makes an empty index with inner products.
 
     Raises:
         ConfigurationError: FAISS knows no such index, or it would not label vectors by row.
@@ -138,7 +138,7 @@ def new_index(spec: str, dim: int) -> Any:
 
 
 def refuse_untrainable(spec: str, rows: int) -> None:
-    """Asks for 39 vectors a list, below which FAISS's k-means only warns, and one for each code of a product quantiser.
+    """Requires 39 vectors per list (below, FAISS's k-means only warns), and one per code of a product quantiser.
 
     Raises:
         ConfigurationError: there are fewer.
@@ -152,7 +152,7 @@ def refuse_untrainable(spec: str, rows: int) -> None:
 
 
 def train(index: Any, vectors: Vectors, spec: str) -> None:
-    """Trains on rows spread evenly over all of ``vectors``: a quantiser that saw the first ones alone clips the rest.
+    """Trains on rows spread evenly over all ``vectors``, because a quantiser trained on the first ones clips the others.
 
     Raises:
         ConfigurationError: there are too few vectors.
@@ -163,13 +163,13 @@ def train(index: Any, vectors: Vectors, spec: str) -> None:
     lists = re.search(r"IVF(\d+)", spec)
     most = max(_TRAIN_ROWS, 64 * int(lists[1]) if lists else 0)
     sample = np.linspace(0, len(vectors) - 1, min(len(vectors), most)).astype(np.int64)
-    # FAISS reads plain memory, row after row, and vectors may be mapped from a file.
+    # FAISS needs contiguous memory, and vectors may be mapped from a file.
     index.train(np.ascontiguousarray(vectors[sample]))
 
 
 def add_rest(index: Any, vectors: Vectors, report: Callable[[int], None] | None = None) -> None:
-    """Adds the vectors that the index does not hold yet, in order and in parts; reports how many it holds."""
-    # From where it stands, so that an index that was written down unfinished goes on.
+    """Adds the vectors that the index lacks, in order and in parts; reports how many it has."""
+    # Starts at the present size, so that an unfinished index is resumed.
     for start in range(index.ntotal, len(vectors), _ADD_ROWS):
         index.add(np.ascontiguousarray(vectors[start : start + _ADD_ROWS]))
         if report is not None:
@@ -177,11 +177,11 @@ def add_rest(index: Any, vectors: Vectors, report: Callable[[int], None] | None 
 
 
 def tune(index: Any, effort: Effort = EFFORT) -> None:
-    """Sets how hard the index and the ones inside it search, whatever was in its file."""
+    """Sets the search effort of an index and of the indexes inside it, regardless of the values in its file."""
     faiss = load_faiss()
     if isinstance(index, faiss.IndexRefine):
         index.k_factor = effort.k_factor
-        # FAISS gives inner indexes as their base class, which has no settings until it is downcast.
+        # FAISS returns inner indexes as their base class, which has no settings until it is downcast.
         tune(faiss.downcast_index(index.base_index), effort)
     elif isinstance(index, faiss.IndexPreTransform):
         tune(faiss.downcast_index(index.index), effort)
@@ -192,7 +192,7 @@ def tune(index: Any, effort: Effort = EFFORT) -> None:
 
 
 def write_index(index: Any, path: Path) -> None:
-    """Writes the index whole or not at all.
+    """Writes an index atomically.
 
     Raises:
         OSError: the disk is full, or the folder cannot be written.
@@ -200,7 +200,7 @@ def write_index(index: Any, path: Path) -> None:
     part = path.with_suffix(".part")
     try:
         with part.open("wb") as file:
-            # Given a path, FAISS drops the error of a disk that fills up when it closes the file.
+            # With a path instead of a writer, FAISS ignores the error of a full disk when it closes the file.
             load_faiss().write_index(index, load_faiss().PyCallbackIOWriter(file.write))
         put_in_place(part, path)
     finally:
@@ -208,33 +208,33 @@ def write_index(index: Any, path: Path) -> None:
 
 
 def read_index(path: Path, *, mapped: bool = True) -> Any:
-    """Opens an index, ready to search.
+    """Opens an index for searching.
 
-    Mapped, its vectors and its graph stay in the file and all processes share one copy; only the codes of fast-scan
-    quantisers, which FAISS rearranges, are read into memory. The older flag IO_FLAG_MMAP maps nothing but the lists
-    of an IVF.
+    If it is mapped, its vectors and its graph stay in the file, and all processes share one copy. Only the codes of
+    fast-scan quantisers, which FAISS rearranges, are read into memory. The older flag IO_FLAG_MMAP maps only the lists of an
+    IVF.
 
     Raises:
-        ConfigurationError: it cannot be read.
+        ConfigurationError: the index cannot be read.
     """
     faiss = load_faiss()
     try:
-        # To be read only: an index may name a file with its lists, which FAISS opens to be written otherwise.
+        # Read-only, because an index may name a file with its lists, which FAISS would otherwise open for writing.
         flags = faiss.IO_FLAG_READ_ONLY | (faiss.IO_FLAG_MMAP_IFC if mapped else 0)
         index = faiss.read_index(str(path), flags)
     except (RuntimeError, MemoryError) as error:
-        # Of a file that is damaged, FAISS may take a count for a size.
+        # In a damaged file, FAISS may interpret any number as a size.
         raise ConfigurationError(f"{path} cannot be read; build the retriever again.") from error
     tune(index)
     return index
 
 
 def refuse_unsearchable(index: Any, path: Path) -> None:
-    """Refuses an index from a file whose hits would not be the best rows of the corpus, or that reads other files.
+    """Refuses an index whose hits would not be the best rows of the corpus, or that reads other files.
 
     Raises:
-        ConfigurationError: it compares by distance, of which the least is best, keeps labels of its own, or keeps its lists
-            in a file that it names, which could be any file of this machine.
+        ConfigurationError: it compares by distances, of which the smallest is best, has its own labels, or names a file with
+            its lists, which could be any file of this machine.
     """
     faiss = load_faiss()
     if index.metric_type != faiss.METRIC_INNER_PRODUCT:
@@ -253,7 +253,7 @@ def refuse_unsearchable(index: Any, path: Path) -> None:
 
 
 def _indexes_in(index: Any) -> Iterator[Any]:
-    """``index`` and those inside it, each as what it is: FAISS gives inner ones as their base class."""
+    """Yields ``index`` and the indexes inside it, downcast, because FAISS returns inner ones as their base class."""
     faiss = load_faiss()
     index = faiss.downcast_index(index)
     yield index
@@ -264,10 +264,10 @@ def _indexes_in(index: Any) -> Iterator[Any]:
 
 @contextmanager
 def faiss_threads(count: int) -> Iterator[None]:
-    """FAISS runs with ``count`` threads inside.
+    """Within the block, FAISS uses ``count`` threads.
 
-    OpenMP's setting belongs to the calling thread and torch obeys the same one: left at 1 by a search, it made every
-    training step after it three times slower.
+    OpenMP's setting belongs to the calling thread, and torch uses the same one. If a search left it at 1, all later training
+    steps of the thread would be three times slower.
     """
     faiss = load_faiss()
     before = faiss.omp_get_max_threads()
@@ -279,7 +279,7 @@ def faiss_threads(count: int) -> Iterator[None]:
 
 
 def load_faiss() -> Any:
-    """The module ``faiss``.
+    """Imports the module ``faiss``.
 
     Raises:
         MissingExtra: it is not installed.

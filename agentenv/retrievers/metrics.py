@@ -1,4 +1,4 @@
-"""How well a retriever finds what a question needs."""
+"""Measures of whether a retriever finds what questions need."""
 
 from collections.abc import Collection, Sequence
 
@@ -8,22 +8,22 @@ from agentenv.errors import ConfigurationError
 def recall_at_k(
     ranked_ids: Sequence[Sequence[str]], supporting_ids: Sequence[Collection[str]], k: int
 ) -> float:
-    """Mean over questions of the share of supporting documents among the first ``k`` retrieved.
+    """Returns the mean over questions of the share of supporting documents among the first ``k`` retrieved ones.
 
     Args:
-        ranked_ids: for each question the retrieved ids, best first.
-        supporting_ids: for each question the ids that it needs.
-        k: how many retrieved ids count.
+        ranked_ids: The retrieved ids of each question, best first.
+        supporting_ids: The ids that each question needs.
+        k: The number of retrieved ids that count.
 
     Raises:
-        ConfigurationError: no questions, or a question without supporting documents.
+        ConfigurationError: there are no questions, or a question has no supporting documents.
     """
     shares = _shares(ranked_ids, supporting_ids, k)
     return sum(shares) / len(shares)
 
 
 def all_at_k(ranked_ids: Sequence[Sequence[str]], supporting_ids: Sequence[Collection[str]], k: int) -> float:
-    """Share of questions all of whose supporting documents are among the first ``k``; the rest as `recall_at_k`."""
+    """Returns the share of questions with all supporting documents among the first ``k``; otherwise like `recall_at_k`."""
     shares = _shares(ranked_ids, supporting_ids, k)
     return sum(share == 1 for share in shares) / len(shares)
 

@@ -1,4 +1,4 @@
-"""A retriever over nothing, for environments that take one and episodes that may not search."""
+"""A retriever without documents, for environments that require one and episodes without search."""
 
 from collections.abc import Sequence
 
@@ -6,12 +6,12 @@ from agentenv.core.types import Passage, Query, RetrieverInfo
 
 
 class NoPassages:
-    """Finds nothing: what is searched where questions have no corpus and only an answer is taken."""
+    """Finds nothing; used if questions have no corpus and only an answer is accepted."""
 
     async def search(self, queries: Sequence[Query | str], k: int) -> list[list[Passage]]:
-        """An empty list for each query."""
+        """Returns an empty list for each query."""
         return [[] for _ in queries]
 
     def info(self) -> RetrieverInfo:
-        """No documents."""
+        """Returns a description with no documents."""
         return RetrieverInfo("nothing", 0, "nothing")

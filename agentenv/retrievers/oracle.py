@@ -1,4 +1,4 @@
-"""Retrievers that know the supporting documents of whatever question is asked. Upper bounds, never systems."""
+"""Retrievers that know the supporting documents of each question, as upper bounds and never as systems."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -18,7 +18,7 @@ class OracleRetriever:
             documents: The corpus by id.
 
         Raises:
-            ConfigurationError: a question names no supporting document, or one that the corpus lacks.
+            ConfigurationError: a question has no supporting documents, or one that the corpus lacks.
         """
         self._gold: dict[str, list[Passage]] = {}
         for task in tasks:
@@ -32,25 +32,25 @@ class OracleRetriever:
             self._gold[task.question] = [Passage(d.id, d.title, d.text, 1.0) for d in found]
 
     async def search(self, queries: Sequence[Query | str], k: int) -> list[list[Passage]]:
-        """The gold passages for each query, however many; nothing for a query without context."""
+        """Returns all gold passages for each query, regardless of ``k``; none for a query without context."""
         return [list(self.gold(query)) for query in queries]
 
     def gold(self, query: Query | str) -> list[Passage]:
-        """The gold passages of the question behind ``query``; none for a query without context."""
+        """Returns the gold passages of the question behind ``query``; none for a query without context."""
         context = None if isinstance(query, str) else query.context
         return self._gold.get(context.question, []) if context else []
 
     def info(self) -> RetrieverInfo:
-        """Contextual: results depend on the question behind the query."""
+        """Returns a contextual description, because results depend on the question behind the query."""
         return RetrieverInfo("oracle", len(self._gold), "oracle", contextual=True)
 
 
 class PagedOracleRetriever:
     """A real retriever that never misses: the i-th search of an episode shows the i-th supporting document.
 
-    The page is what the real retriever returned, as long and with the same distractors; only where the document that is
-    due is not on it does that document take the first place and the last one fall off. So a policy meets pages of the
-    form that it knows, which all gold passages at once need not be.
+    The page is that of the real retriever, with the same length and distractors. Only if it lacks the required document,
+    that becomes the first passage, and the last one is dropped. So a policy sees pages in the form that it knows, unlike a
+    page with all gold passages.
     """
 
     def __init__(self, oracle: OracleRetriever, real: Retriever) -> None:
@@ -58,7 +58,7 @@ class PagedOracleRetriever:
         self._real = real
 
     async def search(self, queries: Sequence[Query | str], k: int) -> list[list[Passage]]:
-        """At most ``k`` passages a query; the queries of one call are searches of their own.
+        """Returns at most ``k`` passages per query; each query of a call counts as a search.
 
         Raises:
             RetrieverFault: the real search failed.
@@ -77,7 +77,7 @@ class PagedOracleRetriever:
         return [due, *page][:k]
 
     def info(self) -> RetrieverInfo:
-        """Contextual: results depend on the question behind the query and on the turn."""
+        """Returns a contextual description, because results depend on the question and on the turn."""
         real = self._real.info()
         return RetrieverInfo(
             "oracle_paged", real.documents, f"oracle_paged {real.fingerprint}", contextual=True

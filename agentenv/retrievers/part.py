@@ -1,4 +1,4 @@
-"""A part of what another retriever finds, so that several agents know different documents."""
+"""A retriever over a part of another one's documents, so that several agents know different documents."""
 
 import hashlib
 import zlib
@@ -8,17 +8,17 @@ from agentenv.core.protocols import Retriever
 from agentenv.core.types import Passage, Query, RetrieverInfo
 from agentenv.errors import ConfigurationError
 
-_SPARE = 8
-"""Passages that are asked for beyond the expected number, as the parts of a ranking differ in length."""
+_EXTRA_PASSAGES = 8
+"""Number of additional passages beyond the expected number, because the parts of a ranking differ in length."""
 
 
 class PartRetriever:
-    """Searches one of several parts of a corpus; a checksum of its id says which part a document belongs to.
+    """Searches one of several parts of a corpus. A checksum of its id decides to which part a document belongs.
 
     Args:
-        whole: searches all parts.
-        number: which part, from 1.
-        count: how many parts there are.
+        whole: The retriever over all parts.
+        number: The index of the part, from 1.
+        count: The number of parts.
 
     Raises:
         ConfigurationError: there is no such part.
@@ -30,14 +30,15 @@ class PartRetriever:
         self.whole, self.number, self.count = whole, number, count
 
     async def search(self, queries: Sequence[Query | str], k: int) -> list[list[Passage]]:
-        """At most ``k`` passages a query, in the order of the whole.
+        """Returns at most ``k`` passages per query, in the order of the whole.
 
-        There may be fewer than ``k`` although the part has more: of the whole, ``count * k`` and a few more are looked at.
+        There may be fewer than ``k`` although the part has more: only the first ``count * k`` results of the whole, plus a
+        few, are used.
 
         Raises:
             RetrieverFault: the search of the whole failed.
         """
-        found = await self.whole.search(queries, self.count * k + _SPARE)
+        found = await self.whole.search(queries, self.count * k + _EXTRA_PASSAGES)
         return [[passage for passage in ranking if self.holds(passage.id)][:k] for ranking in found]
 
     def holds(self, document: str) -> bool:
@@ -45,7 +46,7 @@ class PartRetriever:
         return zlib.crc32(document.encode(errors="surrogatepass")) % self.count == self.number - 1
 
     def info(self) -> RetrieverInfo:
-        """The `info` of the whole under a name and fingerprint of its own; the number of documents is that of the whole."""
+        """Returns the `info` of the whole, including its number of documents, with another name and fingerprint."""
         whole = self.whole.info()
         name = f"part {self.number} of {self.count} of {whole.name}"
         fingerprint = hashlib.sha256(f"{name}\n{whole.fingerprint}".encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Results that are cut at random, so that a policy does not come to rely on their number (SSRL, Fan et al. 2025)."""
+"""Results cut at random, so that a policy does not learn to rely on their number (SSRL, Fan et al. 2025)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,9 +10,9 @@ from agentenv.retrievers.base import found_by
 
 
 class PrefixRetriever:
-    """Shows a random prefix of what another retriever finds, one passage at least.
+    """Shows a random prefix of another retriever's results, at least one passage.
 
-    How many is drawn from the query and from the episode that asks, so that an episode which is played again sees the same.
+    Its length depends on the query and the episode, so that an episode that is played again sees the same.
 
     Args:
         inner: The retriever that searches.
@@ -22,7 +22,7 @@ class PrefixRetriever:
         self._inner = inner
 
     async def search(self, queries: Sequence[Query | str], k: int) -> list[list[Passage]]:
-        """The first passages of each ranking.
+        """Returns the first passages of each ranking.
 
         Raises:
             RetrieverFault: the search failed.
@@ -34,7 +34,7 @@ class PrefixRetriever:
         ]
 
     def info(self) -> RetrieverInfo:
-        """The `info` of the inner retriever, as one whose results depend on the episode."""
+        """Returns the `info` of the inner retriever, marked as depending on the episode."""
         inner = self._inner.info()
         return replace(
             inner, name=f"prefix of {inner.name}", fingerprint=f"prefix {inner.fingerprint}", contextual=True
@@ -42,7 +42,7 @@ class PrefixRetriever:
 
 
 def prefix_length(query: Query | str, found: int) -> int:
-    """How many of ``found`` passages are shown: 1 to all of them, each number as likely as the others; 0 of none."""
+    """Returns how many of ``found`` passages are shown: uniformly from 1 to all; 0 of none."""
     if found < 2:
         return found
     text = query if isinstance(query, str) else query.text

@@ -1,4 +1,4 @@
-"""``http:URL``: a retriever behind `agentenv retriever serve`, the same to an environment as one in the process."""
+"""``http:URL``: a retriever behind `agentenv retriever serve`, which an environment uses like a local one."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -15,27 +15,27 @@ from agentenv.web.retries import RetryPolicy
 
 TOKEN_VARIABLE = "AGENTENV_RETRIEVER_TOKEN"
 """Environment variable with the bearer token that server and client share."""
-_NO_SUCH_ROUTE = (404, 405, 501)  # what servers answer that know the routes of Search-R1 alone
-_PASSAGES = 32_768  # that one request asks for; more go in several requests, one after the other
+_NO_SUCH_ROUTE = (404, 405, 501)  # status codes of servers that have only the routes of Search-R1
+_PASSAGES = 32_768  # largest number of passages per request; more are fetched by several requests in turn
 
 
 class SearchReply(NamedTuple):
-    """Passages by query, and the shards that were not heard."""
+    """Passages by query, and the shards that did not answer."""
 
     passages: list[list[Passage]]
     missing: tuple[str, ...] = ()
 
 
 class RemoteRetriever:
-    """Asks a retrieval server. Faults, deadlines and repetition are those of `HTTPClient`.
+    """Queries a retrieval server. Faults, deadlines and retries are those of `HTTPClient`.
 
     Args:
-        url: address of the server; ``http://HOST:PORT/corpora/NAME`` picks one of several corpora.
-        timeouts: bounds of a call.
-        transport: what carries the calls; None is the network.
+        url: The address of the server; ``http://HOST:PORT/corpora/NAME`` selects one of several corpora.
+        timeouts: Time limits and retries of a call.
+        transport: The HTTP transport; None uses the network.
 
     Raises:
-        ConfigurationError: ``url`` is no address.
+        ConfigurationError: ``url`` is not an address.
     """
 
     def __init__(
@@ -56,45 +56,45 @@ class RemoteRetriever:
         self._card: dict[str, Any] | None = None
 
     async def search(self, queries: Sequence[Query | str], k: int) -> list[list[Passage]]:
-        """At most ``k`` passages a query, best first.
+        """Returns at most ``k`` passages per query, best first.
 
         Raises:
-            RetrieverFault: no complete answer in time, or the server has changed its index since the first one.
+            RetrieverFault: there was no complete answer in time, or the server's index has changed since the first answer.
         """
         return (await self._search(queries, k, partial=False)).passages
 
     async def search_partial(self, queries: Sequence[Query | str], k: int) -> SearchReply:
-        """`search` that, where shards behind the server are dead, gives what the others found, and who is missing."""
+        """Like `search`, but if shards behind the server fail, returns what the others found and the failed ones."""
         return await self._search(queries, k, partial=True)
 
     async def documents(
         self, ids: Sequence[str] = (), urls: Sequence[str] = ()
     ) -> list[dict[str, Any] | None]:
-        """Whole documents by id, then by address; None for one that the corpus lacks.
+        """Returns whole documents by id, then by address; None for one that the corpus lacks.
 
         Raises:
-            RetrieverFault: no answer in time.
+            RetrieverFault: there was no answer in time.
         """
         body = {"ids": list(ids), "urls": list(urls)}
         reply = await self._client.call(Request("POST", "/access", body))
         result = self._field(reply, "result", list)
-        return self._of_length(result, len(ids) + len(urls))
+        return self._check_length(result, len(ids) + len(urls))
 
     def info(self) -> RetrieverInfo:
-        """What the retriever at the server says about itself.
+        """Returns the server's description of its retriever.
 
         Raises:
-            RetrieverFault: no answer in time.
+            RetrieverFault: there was no answer in time.
         """
         card = self.card()
         fields = ("name", "documents", "fingerprint", "contextual")
         return RetrieverInfo(*(self._field(card, name, object) for name in fields))
 
     def card(self) -> dict[str, Any]:
-        """`info`, and how the index was made where the retriever says so; asked for once."""
+        """Returns `info`, and how the index was made if the retriever states it; requested once."""
         if self._card is None:
             try:
-                self._card = self._known(self._client.call_sync(Request("GET", "/v1/info")))
+                self._card = self._checked_card(self._client.call_sync(Request("GET", "/v1/info")))
             except RetrieverFault as fault:
                 if not any(f"status {status}" in str(fault) for status in _NO_SUCH_ROUTE):
                     raise
@@ -108,9 +108,9 @@ class RemoteRetriever:
         if not any(texts):
             return SearchReply([[] for _ in texts])
         if self._card is None:
-            self._card = self._known(await self._client.call(Request("GET", "/v1/info")))
-        wanted = [_wanted(query, text, self._card) for query, text in zip(queries, texts, strict=True)]
-        most = max(1, _PASSAGES // k)  # a server bounds what one request may ask for
+            self._card = self._checked_card(await self._client.call(Request("GET", "/v1/info")))
+        wanted = [_sent_query(query, text, self._card) for query, text in zip(queries, texts, strict=True)]
+        most = max(1, _PASSAGES // k)  # servers limit the passages of one request
         parts = [
             await self._ask(wanted[n : n + most], k, partial=partial) for n in range(0, len(wanted), most)
         ]
@@ -126,7 +126,7 @@ class RemoteRetriever:
                 f"{self.url} now serves index {index[:12]}, not {self._card['fingerprint'][:12]} as before; "
                 f"start again, so that no run mixes the two."
             )
-        results = self._of_length(self._field(reply, "results", list), len(wanted))
+        results = self._check_length(self._field(reply, "results", list), len(wanted))
         try:
             passages = [[passage_of(fields) for fields in found] for found in results]
         except (TypeError, ValueError) as error:
@@ -138,8 +138,8 @@ class RemoteRetriever:
             )
         return SearchReply(passages, tuple(missing))
 
-    def _known(self, card: Any) -> dict[str, Any]:
-        """``card``, if a retrieval server may have sent it."""
+    def _checked_card(self, card: Any) -> dict[str, Any]:
+        """Returns ``card`` if it has the form that a retrieval server sends."""
         self._field(card, "fingerprint", str)
         return dict(card)
 
@@ -150,14 +150,14 @@ class RemoteRetriever:
             )
         return reply[name]
 
-    def _of_length(self, results: list[Any], length: int) -> list[Any]:
+    def _check_length(self, results: list[Any], length: int) -> list[Any]:
         if len(results) != length:
             raise RetrieverFault(f"{self.url} gave {len(results)} results for {length} questions.")
         return results
 
 
-def _wanted(query: Query | str, text: str, card: dict[str, Any]) -> str | dict[str, Any]:
-    """What is sent of a query: its context holds gold answers and goes only where results depend on it."""
+def _sent_query(query: Query | str, text: str, card: dict[str, Any]) -> str | dict[str, Any]:
+    """Returns what is sent for a query: its context contains gold answers, and is sent only if results depend on it."""
     if card.get("contextual") and isinstance(query, Query) and query.context is not None:
         return {"text": text, "context": asdict(query.context)}
     return text

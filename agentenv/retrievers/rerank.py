@@ -1,4 +1,4 @@
-"""Reranking: a slower judge of query and passage together reorders what a fast retriever found."""
+"""Reranking: a slower model that sees query and passage together reorders the results of a fast retriever."""
 
 import hashlib
 import re
@@ -20,37 +20,37 @@ from agentenv.retrievers.encoder import Encoder, folder_digest, make_encoder
 from agentenv.retrievers.sentence_models import load_sentence_model
 
 OVERLAP = "overlap"  # the spec of the reranker that needs no model
-ENCODER = "encoder:"  # begins the spec of one that compares vectors
-DEPTH = 30  # passages that are judged for each query
+ENCODER = "encoder:"  # prefix of the spec of a reranker that compares vectors
+DEPTH = 30  # number of passages that are scored for each query
 _QUERIES_AT_ONCE = 8
-"""In one batch: a cross-encoder of 6 layers takes 20 s on two cores for 30 passages of each."""
+"""Queries in one batch: a cross-encoder of 6 layers takes 20 s on two cores for 30 passages of each."""
 _TIMEOUT_S = 600.0
 _TAG = re.compile(r"</?\w+>")
 
 
 @runtime_checkable
 class Reranker(Protocol):
-    """Judges how well passages answer a query."""
+    """Scores how well passages answer a query."""
 
     @property
     def id(self) -> str:
-        """Differs between rerankers that give other scores, the weights included."""
+        """An id that differs between rerankers with different scores, weights included."""
 
     def score(self, pairs: Sequence[tuple[str, str]]) -> Sequence[float]:
-        """One number for each pair of query and passage text; higher is better. Called in one thread."""
+        """Returns one number for each pair of query and passage text; higher is better. Called in a single thread."""
 
 
 class CrossEncoderReranker:
     """A cross-encoder of sentence-transformers in a local folder (Nogueira and Cho 2019).
 
     Args:
-        path: the folder of the model.
-        max_tokens: tokens after which query and passage together are cut.
-        compute: where the model computes, in float32 unless bfloat16 is named; None is ``process_compute``.
+        path: The folder of the model.
+        max_tokens: Longer pairs of query and passage are cut to this number of tokens.
+        compute: Device and precision of the model, float32 unless bfloat16 is named; None uses ``process_compute``.
 
     Raises:
         CheckpointMismatch: the model in the folder is no cross-encoder that gives one number for a pair, or is damaged.
-        ConfigurationError: the folder holds no model, or the device cannot be used.
+        ConfigurationError: the folder contains no model, or the device cannot be used.
         MissingExtra: sentence-transformers is not installed.
     """
 
@@ -62,15 +62,15 @@ class CrossEncoderReranker:
         self.id = f"cross:{folder_digest(path)}:{max_tokens}{':bfloat16' if resolved.rounds else ''}"
 
     def score(self, pairs: Sequence[tuple[str, str]]) -> Sequence[float]:
-        """The logit, or its sigmoid where the model says so, of every pair."""
+        """Returns the logit of every pair, or its sigmoid if the model is configured so."""
         scores = self._model.predict(list(map(list, pairs)), batch_size=32, show_progress_bar=False)
         return [float(score) for score in scores]
 
 
 class EncoderReranker:
-    """The cosine of query and passage by a sentence encoder.
+    """Scores by the cosine of query and passage vectors of a sentence encoder.
 
-    HierSearch's refiner cuts evidence by it, with bge-m3 (Tan et al. 2025, arXiv:2508.08088).
+    HierSearch's refiner uses it to select evidence, with bge-m3 (Tan et al. 2025, arXiv:2508.08088).
     """
 
     def __init__(self, encoder: Encoder) -> None:
@@ -79,7 +79,7 @@ class EncoderReranker:
         self.id = f"encoder:{encoder.id}"
 
     def score(self, pairs: Sequence[tuple[str, str]]) -> Sequence[float]:
-        """The cosine, in [-1, 1], of every pair; each different text is encoded once."""
+        """Returns the cosine in [-1, 1] of every pair. Each distinct text is encoded once."""
         queries = {text: place for place, text in enumerate(dict.fromkeys(query for query, _ in pairs))}
         passages = {text: place for place, text in enumerate(dict.fromkeys(text for _, text in pairs))}
         if not pairs:
@@ -89,16 +89,16 @@ class EncoderReranker:
 
 
 class OverlapReranker:
-    """The share of the query's words that the passage has, in place of a model.
+    """Scores by the share of the query's words that the passage contains; needs no model.
 
-    Words are compared as `squad_words` gives them, so a full stop or a tag beside a word does not count, and of Chinese and
-    Japanese every character is a word.
+    Words are compared after `squad_words`, so punctuation or a tag next to a word does not matter. For Chinese and Japanese,
+    every character is a word.
     """
 
     id = "overlap:squad"
 
     def score(self, pairs: Sequence[tuple[str, str]]) -> Sequence[float]:
-        """The share of each query's words that its passage has, from 0 to 1."""
+        """Returns the share of each query's words that its passage contains, from 0 to 1."""
         return [_overlap(_words(query), _words(text)) for query, text in pairs]
 
 
@@ -114,15 +114,15 @@ _Pairs = tuple[tuple[str, str], ...]
 
 
 class RerankRetriever:
-    """Asks another retriever for more passages than wanted and keeps the best by the reranker's judgement.
+    """Asks another retriever for more passages than requested, and keeps the best by the reranker's scores.
 
-    Passages that the reranker judges alike keep the order in which they were found.
+    Passages with equal scores keep the order in which they were found.
 
     Args:
-        inner: finds the candidates.
-        reranker: orders them.
-        depth: candidates for each query; more than are wanted in the end.
-        timeout_s: seconds that judging a batch of at most eight queries may take before its waiters get a
+        inner: The retriever that finds the candidates.
+        reranker: Scores the candidates.
+        depth: The number of candidates for each query, if it is more than the requested number.
+        timeout_s: Time limit in seconds for scoring a batch of at most eight queries, after which its callers get a
             `RetrieverFault`.
     """
 
@@ -138,7 +138,7 @@ class RerankRetriever:
         )
 
     async def search(self, queries: Sequence[Query | str], k: int) -> list[list[Passage]]:
-        """At most ``k`` passages a query, best first by the reranker, whose scores they carry.
+        """Returns at most ``k`` passages per query, best first, with the reranker's scores.
 
         Raises:
             RetrieverFault: the search or the reranker failed or missed its deadline.
@@ -149,7 +149,7 @@ class RerankRetriever:
         return [await self._best(text, passages, k) for text, passages in zip(texts, found, strict=True)]
 
     def info(self) -> RetrieverInfo:
-        """Name, size and fingerprint."""
+        """Returns the name, size and fingerprint."""
         inner = self.inner.info()
         identity = f"rerank\n{self.reranker.id}\n{self.depth}\n{inner.fingerprint}"
         fingerprint = hashlib.sha256(identity.encode()).hexdigest()
@@ -177,27 +177,27 @@ class RerankRetriever:
         return _reordered(list(zip(passages, scores, strict=True)), k)
 
     def _judge(self, requests: list[_Pairs]) -> list[list[float]]:
-        # Episodes of a group find the same passages by the same queries, and a model is dear.
+        # Each distinct pair is scored once, because episodes of a group find the same passages by the same queries.
         distinct = list(dict.fromkeys(pair for request in requests for pair in request))
         scores = dict(zip(distinct, self.reranker.score(distinct), strict=True))
         return [[scores[pair] for pair in request] for request in requests]
 
 
 def _reordered(judged: Sequence[tuple[Passage, float]], k: int) -> list[Passage]:
-    # A stable sort by the negated score, so that equal ones stay in the order in which they were found.
+    # A stable sort by the negated score, so that equal passages keep their order.
     best = sorted(judged, key=lambda pair: -pair[1])[:k]
     return [Passage(passage.id, passage.title, passage.text, score) for passage, score in best]
 
 
 def make_reranker(spec: str) -> Reranker:
-    """The reranker that ``spec`` names, kept for the next call: every environment of a run asks for it.
+    """Returns the reranker that ``spec`` names, and keeps it for later calls, because all environments of a run use it.
 
-    It is ``overlap``; ``encoder:SPEC``, which compares the vectors of an encoder, such as ``encoder:bge:PATH``; or the
-    folder of a cross-encoder. One whose files or whose device have changed is opened anew.
+    It is ``overlap``; ``encoder:SPEC``, which compares vectors of an encoder, such as ``encoder:bge:PATH``; or the folder of
+    a cross-encoder. It is opened again if its files or its device have changed.
 
     Raises:
-        ConfigurationError: the folder holds no model.
-        UnknownName: no such encoder.
+        ConfigurationError: the folder contains no model.
+        UnknownName: there is no such encoder.
     """
     if spec == OVERLAP:
         return OverlapReranker()

@@ -1,4 +1,4 @@
-"""From a spec such as ``faiss:DIR`` to a retriever."""
+"""Makes retrievers from specs such as ``faiss:DIR``."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -23,7 +23,7 @@ from agentenv.retrievers.web import WebRetriever
 from agentenv.web.reach import refuse_unreachable
 
 OWN = "python"
-"""The kind of a retriever of the user."""
+"""The kind of a user's own retriever."""
 LOADERS: dict[str, Callable[[Path], Retriever]] = {
     "faiss": FaissRetriever.load,
     "bm25": BM25Retriever.load,
@@ -39,24 +39,24 @@ def _rerank(rest: str) -> Retriever:
 
 
 def make_retriever(spec: str) -> Retriever:
-    """The retriever that ``spec`` names.
+    """Makes the retriever that ``spec`` names.
 
-    ``faiss:DIR``, ``bm25:DIR`` and ``hybrid:DIR`` are saved ones; ``rerank:MODEL@SPEC`` reorders what another one finds;
-    ``simulated:SIMULATOR`` is a model that plays the search engine, in the forms of `simulation.simulators.KINDS`;
-    ``python:MODULE:NAME`` is what a class or function of your own makes when it is called without arguments;
-    ``http://HOST:PORT`` is a server of `agentenv retriever serve`, ``http://HOST:PORT/retrieve`` any server of Search-R1;
-    ``web:NAME`` is a search engine; ``cassette:FILE`` replays a recording, and
-    ``cassette:FILE@SPEC`` asks the retriever SPEC what the file lacks and records it.
+    ``faiss:DIR``, ``bm25:DIR`` and ``hybrid:DIR`` are saved retrievers. ``rerank:MODEL@SPEC`` reorders the results of
+    another one. ``simulated:SIMULATOR`` is a model in the role of the search engine, in the forms of
+    `simulation.simulators.KINDS`. ``python:MODULE:NAME`` is the result of a user's class or function without arguments.
+    ``http://HOST:PORT`` is a server of `agentenv retriever serve`, and ``http://HOST:PORT/retrieve`` any server with
+    Search-R1's interface. ``web:NAME`` is a search engine. ``cassette:FILE`` replays a recording, and ``cassette:FILE@SPEC``
+    also asks the retriever SPEC for what the file lacks, and records it.
 
     Raises:
-        UnknownName: no such kind of retriever.
-        ConfigurationError: what the spec names is not there or is of another kind.
-        IndexMismatch: encoder or corpus are not those that the index was built with.
+        UnknownName: there is no such kind of retriever.
+        ConfigurationError: what the spec names does not exist or is of another kind.
+        IndexMismatch: encoder or corpus are not those of which the index was built.
         RetrieverFault: a server does not answer.
     """
     check_retriever(spec)
     kind, _, rest = spec.partition(":")
-    return (OTHERS | {name: _of_folder(name) for name in LOADERS})[kind](rest)
+    return (OTHERS | {name: _folder_loader(name) for name in LOADERS})[kind](rest)
 
 
 def shared_retriever(spec: str) -> Retriever:
@@ -79,11 +79,11 @@ def _opened(spec: str, folder: Path, state: PathState, compute: ComputeSettings)
 
 
 def check_retriever(spec: str) -> None:
-    """Refuses a spec that names no kind of retriever, also one within another; opens nothing.
+    """Checks that a spec, and any spec inside it, names a kind of retriever; opens nothing.
 
     Raises:
-        UnknownName: no such kind; carries the nearest.
-        ConfigurationError: it names a retriever of the user without its module.
+        UnknownName: there is no such kind; the error carries the nearest name.
+        ConfigurationError: it names a user's retriever without its module.
     """
     kind, _, rest = spec.partition(":")
     if kind not in (known := (*OTHERS, *LOADERS)):
@@ -95,14 +95,15 @@ def check_retriever(spec: str) -> None:
 
 
 def open_retriever(folder: Path | str) -> Retriever:
-    """The retriever saved in ``folder``, of whatever kind its card says.
+    """Opens the retriever saved in ``folder``, of the kind on its card.
 
     Raises:
-        ConfigurationError: the folder holds no retriever, or its card names a kind that is not read from a folder.
-        IndexMismatch: encoder or corpus are not those that the index was built with.
+        ConfigurationError: the folder contains no retriever, or its card names a kind that is not read from a folder.
+        IndexMismatch: encoder or corpus are not those of which the index was built.
     """
     folder = Path(folder)
-    kind = read_card(folder).kind  # somebody else may have written it: only what reads a folder is named here
+    # another author may have written it, so only kinds that read a folder are accepted
+    kind = read_card(folder).kind
     if kind not in LOADERS:
         raise ConfigurationError(
             f"the card in {folder} names the kind {kind!r:.80}; a folder holds one of {', '.join(LOADERS)}"
@@ -110,7 +111,7 @@ def open_retriever(folder: Path | str) -> Retriever:
     return LOADERS[kind](folder)
 
 
-def _of_folder(kind: str) -> Callable[[str], Retriever]:
+def _folder_loader(kind: str) -> Callable[[str], Retriever]:
     def load(rest: str) -> Retriever:
         if not rest:
             raise ConfigurationError(f"{kind!r} names no folder; write '{kind}:DIR'.")
@@ -129,7 +130,7 @@ def _remote(scheme: str) -> Callable[[str], Retriever]:
             return other
         retriever = RemoteRetriever(url)
         refuse_unreachable(retriever.url, RetrieverFault)
-        retriever.info()  # who does not answer is said before the first question
+        retriever.info()  # fails before the first question if the server does not answer
         return retriever
 
     return connect
@@ -142,7 +143,7 @@ def _cassette(rest: str) -> Retriever:
     return CassetteRetriever(Path(file), make_retriever(inner) if at else None)
 
 
-def _own(rest: str) -> Retriever:
+def _own_retriever(rest: str) -> Retriever:
     make = own_part("retriever", rest, ())
     retriever: Retriever = made_part("retriever", f"{OWN}:{rest}", make, ("search", "info"))
     return retriever
@@ -155,7 +156,7 @@ OTHERS: dict[str, Callable[[str], Retriever]] = {
     "cassette": _cassette,
     "rerank": _rerank,
     "simulated": SimulatedRetriever.parse,
-    OWN: _own,
+    OWN: _own_retriever,
 }
 
 FORMS = (
@@ -170,4 +171,4 @@ FORMS = (
     "simulated:OPTION=VALUE,...@SIMULATOR",
     f"{OWN}:MODULE:NAME",
 )
-"""Every form of a spec, for people."""
+"""All forms of a spec, for messages."""

@@ -1,4 +1,4 @@
-"""``http://HOST:PORT/retrieve``: any server that speaks the interface of Search-R1, which says nothing of its index."""
+"""``http://HOST:PORT/retrieve``: any server with Search-R1's interface, which does not describe its index."""
 
 import hashlib
 import math
@@ -20,19 +20,19 @@ ROUTE = "/retrieve"
 
 
 class SearchR1Retriever:
-    """Asks a server that answers ``POST /retrieve`` with ``{"result": [[{"document": ..., "score": ...}]]}``.
+    """Queries a server that answers ``POST /retrieve`` with ``{"result": [[{"document": ..., "score": ...}]]}``.
 
-    A server may leave out scores, as Search-R1's servers of web searches do; its passages then have the score 0.
+    A server may omit scores, as Search-R1's servers for web search do; its passages then have the score 0.
 
-    The interface does not say which index is behind it, so a server that begins to serve another index is not noticed.
+    The interface does not identify the index, so a change of the server's index is not noticed.
 
     Args:
-        url: address of the route, such as ``http://127.0.0.1:8000/retrieve``.
-        timeouts: bounds of a call.
-        transport: what carries the calls; None is the network.
+        url: The address of the route, such as ``http://127.0.0.1:8000/retrieve``.
+        timeouts: Time limits and retries of a call.
+        transport: The HTTP transport; None uses the network.
 
     Raises:
-        ConfigurationError: ``url`` is no address.
+        ConfigurationError: ``url`` is not an address.
     """
 
     def __init__(
@@ -52,10 +52,10 @@ class SearchR1Retriever:
         self.url = f"{self._client.base}{ROUTE}"
 
     async def search(self, queries: Sequence[Query | str], k: int) -> list[list[Passage]]:
-        """At most ``k`` passages a query, as the server orders them; none for a blank query.
+        """Returns at most ``k`` passages per query, in the server's order; none for a blank query.
 
         Raises:
-            RetrieverFault: no answer in time, or one of another form.
+            RetrieverFault: there was no answer in time, or one with another form.
         """
         texts = texts_of(queries, k)
         if not (asked := [text for text in texts if text]):
@@ -64,19 +64,19 @@ class SearchR1Retriever:
         return [next(found)[:k] if text else [] for text in texts]
 
     def check(self) -> None:
-        """Asks one question, so that a server that cannot be used is reported before the first episode.
+        """Asks one question, so that an unusable server is reported before the first episode.
 
         Raises:
-            RetrieverFault: no answer in time, or one of another form.
+            RetrieverFault: there was no answer in time, or one with another form.
         """
         self._rankings(self._client.call_sync(_request(["test"], 1)), 1)
 
     def info(self) -> RetrieverInfo:
-        """The address; of the documents behind it nothing is known."""
+        """Returns the address; the documents behind it are unknown."""
         return RetrieverInfo(self.url, 0, hashlib.sha256(f"search-r1\n{self.url}".encode()).hexdigest())
 
     def _rankings(self, reply: Any, queries: int) -> list[list[Passage]]:
-        """The passages for each query, as ``reply`` has them."""
+        """Parses the passages for each query from ``reply``."""
         rankings = reply.get("result") if isinstance(reply, dict) else None
         if not isinstance(rankings, list) or len(rankings) != queries:
             raise RetrieverFault(
@@ -96,10 +96,10 @@ def _request(queries: list[str], k: int) -> Request:
 
 
 def _passage(entry: Any) -> Passage:
-    """The passage of one entry; a document without an id gets one made of its text.
+    """Makes a passage of one entry; a document without an id gets one derived from its text.
 
     Raises:
-        TypeError, ValueError, KeyError or AttributeError: it has another form.
+        TypeError, ValueError, KeyError or AttributeError: the entry has another form.
     """
     document, score = entry["document"], float(entry.get("score", 0.0))
     title, text = document.get("title") or "", document.get("text") or ""

@@ -1,7 +1,7 @@
-"""``web:NAME``: a search engine of the open web with a JSON API, the same to an environment as a corpus.
+"""``web:NAME``: a web search engine with a JSON API, which an environment uses like a corpus.
 
-Results change by the hour and may hold a benchmark's answers word for word: record them with a cassette, and block
-hosts where that matters.
+Results change over time and may contain a benchmark's answers verbatim: record them with a cassette, and block hosts if this
+matters.
 """
 
 import asyncio
@@ -24,29 +24,30 @@ from agentenv.web.retries import RetryPolicy
 BLOCKED_VARIABLE = "AGENTENV_WEB_BLOCKED"
 """Environment variable with hosts, separated by commas, whose pages are never returned."""
 
-_AT_ONCE = 8  # queries under way at one engine
-_MAX_PAGE = 100  # results that engines give for one query at most
-_QUERY_CHARS = 500  # of a query, which may stand in an address: engines refuse longer ones, and that would mask the episode
+_MOST_CONCURRENT = 8  # largest number of concurrent queries to one engine
+_MAX_PAGE = 100  # largest number of results of one query
+# engines refuse longer queries, which may be part of an address; a refusal would mask the episode
+_QUERY_CHARS = 500
 
 
 @dataclass(frozen=True)
 class SearchEngine:
-    """How one engine is asked and how its answer reads."""
+    """How one engine is queried, and how its answer is parsed."""
 
     key_variable: str | None
-    """Environment variable with the key; None needs none."""
+    """The environment variable with the key; None if no key is needed."""
     key_header: str
-    """Header that carries the key."""
+    """The header with the key."""
     url_variable: str
-    """Environment variable with the address."""
+    """The environment variable with the address."""
     url: str | None
-    """Address where the variable is not set; None makes the variable necessary."""
+    """The address if the variable is not set; None makes the variable mandatory."""
     request: Callable[[str, int], Request]
-    """From a query and k to a call."""
+    """Makes a request from a query and k."""
     results: str
-    """Field of the answer that holds the list of results."""
+    """The field of the answer that contains the list of results."""
     fields: tuple[str, str, str]
-    """Fields of a result with address, title and text."""
+    """The fields of a result with address, title and text."""
 
 
 ENGINES: Mapping[str, SearchEngine] = {
@@ -72,14 +73,14 @@ ENGINES: Mapping[str, SearchEngine] = {
 
 
 class WebRetriever:
-    """Asks a search engine, one call a query. A passage is a result: its address is the id, its snippet the text.
+    """Asks a search engine, one call per query. A passage is a result, with its address as the id and its snippet as text.
 
-    The score is 1 / rank: engines give no score that could be compared.
+    The score is 1 / rank, because engines return no comparable scores.
 
     Args:
-        name: one of `ENGINES`.
-        client: makes the calls.
-        blocked: hosts whose pages, and those of hosts below them, are left out.
+        name: One of `ENGINES`.
+        client: Makes the calls.
+        blocked: Hosts whose pages, and those of their subdomains, are left out.
     """
 
     def __init__(self, name: str, client: HTTPClient, *, blocked: Collection[str] = ()) -> None:
@@ -96,11 +97,11 @@ class WebRetriever:
         retry_policy: RetryPolicy | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> Self:
-        """The engine ``name``, its key and address from the environment.
+        """Makes the retriever of the engine ``name``, with key and address from environment variables.
 
         Raises:
-            UnknownName: no such engine.
-            ConfigurationError: the environment names no key or no address for it.
+            UnknownName: there is no such engine.
+            ConfigurationError: the variables contain no key or no address for it.
         """
         check_known("search engine", name, ENGINES)
         engine = ENGINES[name]
@@ -120,25 +121,25 @@ class WebRetriever:
         return cls(name, client, blocked=blocked)
 
     async def search(self, queries: Sequence[Query | str], k: int) -> list[list[Passage]]:
-        """At most ``k`` results a query, in the engine's order; none for a blank query.
+        """Returns at most ``k`` results per query, in the engine's order; none for a blank query.
 
         Raises:
-            RetrieverFault: the engine did not answer, refused, or answered in another shape.
+            RetrieverFault: the engine did not answer, refused, or answered in another form.
         """
         texts = tuple(text[:_QUERY_CHARS].rstrip() for text in texts_of(queries, k))
-        places = asyncio.Semaphore(_AT_ONCE)
+        places = asyncio.Semaphore(_MOST_CONCURRENT)
 
         async def ask(text: str) -> list[Passage]:
             async with places:
                 return self._read(await self._client.call(self._engine.request(text, k)), k)
 
         distinct = [text for text in dict.fromkeys(texts) if text]
-        # The first failure ends the others: nobody waits for them any more, and each may be paid for.
+        # The first failure cancels the others, because nobody waits for them any more, and each may cost money.
         found = dict(zip(distinct, await gather_all(map(ask, distinct)), strict=True))
         return [list(found.get(text, ())) for text in texts]
 
     def info(self) -> RetrieverInfo:
-        """The engine's name; of the size of the web nothing is known."""
+        """Returns the engine's name; the size of the web is unknown."""
         settings = "\n".join(["web", self._name, *sorted(self._blocked)])
         return RetrieverInfo(self._name, 0, hashlib.sha256(settings.encode()).hexdigest())
 

@@ -1,4 +1,4 @@
-"""Executors by name: ``bwrap``, ``docker``, ``unsafe-local``, and ``module:function`` for one of your own."""
+"""Makes executors by name: ``bwrap``, ``docker``, ``unsafe-local``, or ``module:function`` for the user's own."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -13,21 +13,21 @@ BACKENDS = {
     "docker": "agentenv.sandbox.docker",
     "unsafe-local": "agentenv.sandbox.unsafe",
 }
-"""Modules with a function ``executor``."""
+"""Modules of the backends, each with a function ``executor``."""
 _KIND = "sandbox backend"
 
 
 def make_executor(backend: str = "bwrap", *, isolation: str = "", **options: Any) -> JailExecutor:
-    """The executor that ``backend`` names.
+    """Makes the executor that ``backend`` names.
 
     Args:
-        backend: ``bwrap``, ``docker``, ``unsafe-local``, or ``module:function`` of a function of your own that makes one.
-        isolation: ``strict`` runs the capability self-test first and refuses a backend that fails any of it.
-        options: As for the function ``executor`` of the backend's module, or for the function that is named.
+        backend: ``bwrap``, ``docker``, ``unsafe-local``, or ``module:function`` for a function of the user that makes one.
+        isolation: ``strict`` runs the capability self-test first, and refuses a backend that fails any part of it.
+        options: Arguments of the function ``executor`` of the backend's module, or of the named function.
 
     Raises:
-        UnknownName: no such backend.
-        ConfigurationError: it cannot be had here, or is not strict, or what is named makes no executor.
+        UnknownName: there is no such backend.
+        ConfigurationError: it is not available here or not strict, or the named function does not make an executor.
         MissingExtra: a package that it needs is not installed.
     """
     if isolation not in ("", "strict"):
@@ -38,7 +38,7 @@ def make_executor(backend: str = "bwrap", *, isolation: str = "", **options: Any
     if isolation == "strict":
         from agentenv.sandbox.selftest import probe
 
-        try:  # attacks are not tried where there is no wall at all
+        try:  # the attacks are not run on a backend without any isolation
             failed = (
                 [row.name for row in probe(made) if not row.ok] if made.info().isolated else ["isolation"]
             )
@@ -50,7 +50,7 @@ def make_executor(backend: str = "bwrap", *, isolation: str = "", **options: Any
 
 
 def unavailable(backend: str) -> str:
-    """Why ``backend`` runs no program on this machine; empty where it does."""
+    """Returns why ``backend`` cannot run programs on this machine; empty if it can."""
     try:
         with make_executor(backend, size=1) as executor:
             return executor.run("print(1)").fault

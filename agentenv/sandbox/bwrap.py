@@ -1,4 +1,4 @@
-"""The ``bwrap`` backend: jails made by bubblewrap, from the running interpreter's own files."""
+"""The ``bwrap`` backend: jails made by bubblewrap from the files of the running interpreter."""
 
 import base64
 import contextlib
@@ -29,12 +29,12 @@ ENVIRONMENT = {
     "HOME": "/box/work",
     "TMPDIR": "/box/tmp",
     "LANG": "C.UTF-8",
-    "PYTHONHASHSEED": "0",  # a replay in another jail must see sets in the same order
+    "PYTHONHASHSEED": "0",  # so that a replay in another jail iterates over sets in the same order
     "PYTHONDONTWRITEBYTECODE": "1",
-    "OPENBLAS_NUM_THREADS": "1",  # a fork server with threads would be none
+    "OPENBLAS_NUM_THREADS": "1",  # a fork server must not have threads
     "OMP_NUM_THREADS": "1",
     "MALLOC_ARENA_MAX": "2",
-    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",  # huge pages for large objects: they make a fork cheap
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",  # huge pages for large objects make forks cheap
 }
 FLAGS = [
     *(
@@ -47,13 +47,14 @@ FLAGS = [
     *("--clearenv", "--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN", "--cap-add", "CAP_SETPCAP"),
     *("--cap-add", "CAP_NET_ADMIN"),
 ]
-"""The three capabilities are the jail's own; every program loses them before its first line. Each enters a user namespace of
-its own, so that its processes are counted apart, and can make no other: ``--disable-userns`` would forbid the first too."""
+"""The three capabilities are for the jail itself; every program loses them before its first line. Each program enters a user
+namespace of its own, so that its processes are counted separately, and can create no further one. ``--disable-userns`` would
+forbid the first one too."""
 
 
 @functools.cache
 def packages() -> dict[str, str]:
-    """Folders of installed packages that programs may import, by their place in the jail: numpy, where it is."""
+    """Returns folders of installed packages that programs may import, by their path in the jail: numpy, if installed."""
     found = importlib.util.find_spec("numpy")
     if found is None or found.origin is None:
         return {}
@@ -63,7 +64,7 @@ def packages() -> dict[str, str]:
 
 
 def binds() -> list[tuple[str, str]]:
-    """Folders of the host and where they stand in the jail."""
+    """Returns folders of the host with their paths in the jail."""
     system = [(path, path) for path in SYSTEM if Path(path).is_dir()]
     for name in ("/bin", "/lib", "/lib64"):
         if Path(name).is_dir() and not Path(name).is_symlink():
@@ -73,10 +74,10 @@ def binds() -> list[tuple[str, str]]:
 
 
 def library_path() -> dict[str, str]:
-    """The variable by which the jail's loader finds the shared library of the running interpreter, where it has one.
+    """Returns the variable with which the jail's loader finds the interpreter's shared library, if it has one.
 
-    Outside ``/usr`` the loader knows that library by the path that it was built for or by the host's cache of libraries, and
-    the jail has neither: it would take the system's library of the same version, or none.
+    Outside of ``/usr`` the loader knows that library by the path in the build or by the host's library cache, and the jail
+    has neither. It would load the system's library of the same version, or none.
     """
     name = sysconfig.get_config_var("INSTSONAME") if sysconfig.get_config_var("Py_ENABLE_SHARED") else None
     if not name or sys.base_prefix == "/usr":
@@ -86,7 +87,7 @@ def library_path() -> dict[str, str]:
 
 
 def plan(name: str) -> dict[str, object]:
-    """What ``launch`` needs to become the jail."""
+    """Returns the plan from which ``launch`` starts the jail."""
     program = shutil.which("bwrap")
     if program is None:
         raise ConfigurationError("bubblewrap is not installed; install the package bubblewrap of your system")
@@ -100,7 +101,7 @@ def plan(name: str) -> dict[str, object]:
         "/dev",
         "--tmpfs",
         "/new",
-        "--ro-bind-try",  # where the C library learns of huge pages; the zygote leaves it behind
+        "--ro-bind-try",  # the C library reads the settings of huge pages here; the zygote drops the mount
         HUGE_PAGES,
         HUGE_PAGES,
         "--chdir",
@@ -118,10 +119,10 @@ def plan(name: str) -> dict[str, object]:
 
 
 def setup(imports: tuple[str, ...]) -> dict[str, object]:
-    """What the zygote must know."""
+    """Returns the settings for the zygote."""
     return {
         "isolated": True,
-        "own_uids": False,  # its user namespace maps one
+        "own_uids": False,  # its user namespace maps a single uid
         "root": "/box",
         "kept": [target for _, target in binds()],
         "path": [SITE] if packages() else [],
@@ -131,10 +132,10 @@ def setup(imports: tuple[str, ...]) -> dict[str, object]:
 
 
 def start(imports: tuple[str, ...]) -> Jail:
-    """One new jail, booting; ``Jail.await_ready`` waits for it."""
+    """Starts a new jail. ``Jail.await_ready`` waits until it is ready."""
     message = boot_message(setup(imports))
     with contextlib.ExitStack() as undo, tempfile.TemporaryFile() as given:
-        # By a file and not by arguments, which every user of the machine can read.
+        # Passed in a file, because every user of the machine can read command-line arguments.
         given.write(json.dumps(plan(label())).encode())
         given.seek(0)
         errors = undo.enter_context(tempfile.TemporaryFile())
@@ -147,7 +148,7 @@ def start(imports: tuple[str, ...]) -> Jail:
             stdout=theirs,
             stderr=errors,
             pass_fds=(given.fileno(),),
-            start_new_session=True,  # what interrupts a terminal, or closes it, is for the owner
+            start_new_session=True,  # signals of a terminal are for the owner only
         )
         undo.pop_all()
     theirs.close()
@@ -155,11 +156,11 @@ def start(imports: tuple[str, ...]) -> Jail:
 
 
 def executor(*, imports: tuple[str, ...] = ("numpy",), **options: Any) -> JailExecutor:
-    """An executor over bubblewrap jails.
+    """Makes an executor with bubblewrap jails.
 
     Args:
-        imports: Modules that every program finds loaded.
-        options: As for ``JailExecutor``.
+        imports: Modules that are imported in advance for every program.
+        options: Arguments of ``JailExecutor``.
 
     Raises:
         ConfigurationError: bubblewrap is not installed.

@@ -1,7 +1,7 @@
 """The ``docker`` backend: jails that are containers of a Docker engine, with the same fork server inside.
 
-A program costs a fork, not a container: the zygote is the container's first process, and its channel is the container's
-attached input and output, which end when the owner does; the container then ends with them, and the engine removes it.
+A program costs a fork and not a container: the zygote is the container's first process. Its channel is the container's
+attached input and output, which end when the owner ends. The container then ends too, and the engine removes it.
 """
 
 import base64
@@ -29,22 +29,23 @@ from agentenv.sandbox.types import ExecutorInfo
 
 IMAGE = "agentenv-sandbox"
 OWNER, HOST = "agentenv.owner", "agentenv.host"
-"""Labels of a container: the process that owns it, and among which processes that number means anything."""
+"""Labels of a container: the process that owns it, and the PID namespace and boot in which that process id is valid."""
 PATH = "/py/bin:/usr/local/bin:/usr/bin:/bin"
 KEPT = ("/usr", "/bin", "/etc", "/lib", "/lib32", "/lib64", "/opt", "/py", "/site")
-"""Folders of an image that programs see, where it has them; what the engine lays over them, they do not."""
+"""Folders of an image that programs see, if it has them. Mounts that the engine puts over them are not visible."""
 CAPABILITIES = ("SYS_ADMIN", "SETUID", "SETGID", "SETPCAP", "NET_ADMIN")
-"""The zygote's own: namespaces and mounts, the program's uid, and giving up the bounding set. No program keeps any."""
+"""Capabilities of the zygote: for namespaces and mounts, the program's uid, and dropping the bounding set. Programs have
+none."""
 RESERVED = 96
-"""Processes of a container that no program is promised: its router and template, and waiting supervisors."""
+"""Processes of a container that are reserved for its router and template, and for waiting supervisors."""
 ANSWER_S = 30.0
-CHUNK = struct.Struct(">BxxxI")  # which stream, length
+CHUNK = struct.Struct(">BxxxI")  # stream number, length
 STDERR = 2
 COMPLAINT = 1 << 16
 
 
 def engine() -> Any:
-    """A client of the engine that ``DOCKER_HOST`` or the system's socket names.
+    """Connects to the engine that ``DOCKER_HOST`` or the system's socket names.
 
     Raises:
         MissingExtra: the package docker is not installed.
@@ -55,7 +56,7 @@ def engine() -> Any:
     except ImportError as error:
         raise MissingExtra.of("docker", "docker") from error
     try:
-        _knock()
+        _check_socket()
         return docker.from_env(timeout=ANSWER_S).api
     except (OSError, docker.errors.DockerException) as error:
         raise ConfigurationError(
@@ -63,8 +64,8 @@ def engine() -> Any:
         ) from None
 
 
-def _knock() -> None:
-    """Raises an ``OSError`` where nobody listens on the engine's local socket: the SDK would leave its own open."""
+def _check_socket() -> None:
+    """Raises an ``OSError`` if nobody listens on the engine's local socket; the SDK would leave its own socket open."""
     address = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
     if address.startswith("unix://"):
         with socket.socket(socket.AF_UNIX) as probe:
@@ -74,7 +75,7 @@ def _knock() -> None:
 
 @contextlib.contextmanager
 def faults(what: str) -> Iterator[None]:
-    """Whatever the engine refuses, and an engine that is gone, as an infrastructure failure.
+    """Converts every error of the engine in the block, and a lost connection, to an infrastructure failure.
 
     Raises:
         SandboxFault: the engine failed.
@@ -83,34 +84,34 @@ def faults(what: str) -> Iterator[None]:
         yield
     except AgentEnvError:
         raise
-    except Exception as error:  # the SDK raises its own, those of requests and those of urllib3
+    except Exception as error:  # the SDK raises its own errors and those of requests and urllib3
         said = getattr(error, "explanation", None) or str(error) or type(error).__name__
         raise SandboxFault(f"{what}: {said}") from error
 
 
 class Container:
-    """A container as the holder of a jail."""
+    """The container of a jail."""
 
     def __init__(self, client: Any, name: str, sock: socket.socket) -> None:
         self._client, self._name, self._socket = client, name, sock
 
     def kill(self) -> None:
-        """Cuts its channel and removes it; where the engine is gone, the reaper or the next executor does that."""
+        """Closes its channel and removes it. If the engine is unreachable, the reaper or the next executor does that."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         remove(self._client, self._name)
 
     def wait(self) -> None:
-        """Waits until the engine has forgotten it."""
-        with contextlib.suppress(Exception):  # it has already, or is gone itself
+        """Waits until the engine has removed it."""
+        with contextlib.suppress(Exception):  # it was removed already, or the engine is unreachable
             self._client.wait(self._name, timeout=ANSWER_S, condition="removed")
 
 
 class Attached:
-    """A link over a container's streams, which the engine sends in chunks with a head of eight bytes each."""
+    """A stream over a container's attached input and output, which the engine sends in chunks with eight-byte headers."""
 
     def __init__(self, stream: Any) -> None:
-        """Takes over what the SDK gives: a socket, or a file object that keeps one open."""
+        """Takes ownership of the SDK's object: a socket, or a file object that keeps one open."""
         self.errors = io.BytesIO()
         self.socket: socket.socket = getattr(stream, "_sock", stream)
         self._stream = stream
@@ -118,15 +119,15 @@ class Attached:
         never_stall(self.socket)
 
     def read(self, size: int) -> bytes:
-        """See ``ZygoteStream``; what comes on stderr is put aside."""
+        """See ``ZygoteStream``. Data on stderr is stored separately."""
         while not self._left:
-            head = self._exactly(CHUNK.size)
+            head = self._read_exactly(CHUNK.size)
             if not head:
                 return b""
             stream, length = CHUNK.unpack(head)
             if stream == STDERR:
-                # Read and bounded, or a jail that complains without end would fill the memory of its owner.
-                said = self._exactly(length)
+                # Read and limited, because a jail that writes to stderr without end would fill the memory of its owner.
+                said = self._read_exactly(length)
                 self.errors.write(said[: COMPLAINT - self.errors.tell()])
             else:
                 self._left = length
@@ -134,8 +135,8 @@ class Attached:
         self._left -= len(part)
         return part
 
-    def _exactly(self, size: int) -> bytes:
-        """``size`` bytes, or none where the stream ends before."""
+    def _read_exactly(self, size: int) -> bytes:
+        """Reads ``size`` bytes; returns b"" if the stream ends before."""
         parts = b""
         while len(parts) < size:
             part = self.socket.recv(size - len(parts))
@@ -155,26 +156,27 @@ class Attached:
 
 
 def host() -> str:
-    """This boot of this machine and the processes that this one sees: an owner's number means nothing elsewhere."""
+    """Returns a name for this boot of this machine and its PID namespace, within which an owner's process id is valid."""
     return f"{boot()}/{Path('/proc/self/ns/pid').readlink()}"
 
 
 def remove(client: Any, name: str) -> None:
-    """Kills and removes a container, unless it or the engine is gone."""
+    """Kills and removes a container, if it and the engine still exist."""
     with contextlib.suppress(Exception):
         client.remove_container(name, force=True, v=True)
 
 
 def owners(client: Any) -> dict[str, str]:
-    """The containers that processes of this machine own, dead owners included."""
+    """Returns the containers owned by processes of this machine, including ended ones."""
     found = client.containers(all=True, filters={"label": f"{HOST}={host()}"})
     labels = {one["Id"]: parse(one["Labels"].get(OWNER, "")) for one in found}
     return {name: owner for name, owner in labels.items() if owner is not None}
 
 
 def reap_orphans(client: Any) -> int:
-    """Removes the containers of dead owners; returns how many. Start-up calls it."""
-    found = owners(client)  # before the living: what is created meanwhile is not in it
+    """Removes the containers of ended owners; returns their number. Called at start-up."""
+    # listed before the live processes, so that containers created meanwhile are not included
+    found = owners(client)
     alive = living() if found else set()
     orphans = [name for name, owner in found.items() if owner not in alive]
     for name in orphans:
@@ -183,16 +185,17 @@ def reap_orphans(client: Any) -> int:
 
 
 def hardening(client: Any, *, memory_mb: int, processes: int, runtime: str) -> dict[str, Any]:
-    """The options of a container that make it a jail, as the engine's ``HostConfig``."""
+    """Returns the options that make a container a jail, as the engine's ``HostConfig``."""
     about = client.info()
     if runtime and runtime not in about["Runtimes"]:
         known = ", ".join(about["Runtimes"])
         raise ConfigurationError(f"the Docker engine has no runtime {runtime!r}, only {known}")
-    # Half of the memory, so that a container that fills its own leaves the machine usable.
+    # Half of the memory, so that a container that uses all of its own leaves the machine usable.
     memory = (memory_mb << 20) or about["MemTotal"] // 2
     security = ["no-new-privileges", f"seccomp={json.dumps(seccomp.container_profile())}"]
     if any("apparmor" in one for one in about["SecurityOptions"] or ()):
-        security.append("apparmor=unconfined")  # its profile forbids the zygote to mount; no program ever can
+        # its profile would forbid the zygote to mount; programs never can
+        security.append("apparmor=unconfined")
     options: dict[str, Any] = client.create_host_config(
         network_mode="none",
         ipc_mode="none",
@@ -203,7 +206,7 @@ def hardening(client: Any, *, memory_mb: int, processes: int, runtime: str) -> d
         security_opt=security,
         pids_limit=processes,
         mem_limit=memory,
-        # Equal to the memory, which allows no swap: what is swapped out the memory watch would not see.
+        # Equal to the memory limit, which disables swap: the memory watch would not see swapped memory.
         memswap_limit=memory,
         ulimits=[{"name": "core", "soft": 0, "hard": 0}, {"name": "nofile", "soft": 4096, "hard": 4096}],
         log_config={"type": "none"},
@@ -214,7 +217,7 @@ def hardening(client: Any, *, memory_mb: int, processes: int, runtime: str) -> d
 
 
 def setup(imports: tuple[str, ...]) -> dict[str, object]:
-    """What the zygote must know."""
+    """Returns the settings for the zygote."""
     return {
         "isolated": True,
         "own_uids": True,
@@ -227,7 +230,7 @@ def setup(imports: tuple[str, ...]) -> dict[str, object]:
 
 
 def start(client: Any, image: str, options: dict[str, Any], message: bytes) -> Jail:
-    """One new jail, booting; ``Jail.await_ready`` waits for it.
+    """Starts a new jail. ``Jail.await_ready`` waits until it is ready.
 
     Raises:
         SandboxFault: the engine does not start it.
@@ -242,7 +245,7 @@ def start(client: Any, image: str, options: dict[str, Any], message: bytes) -> J
             hostname="box",
             environment={**ENVIRONMENT, "PATH": PATH},
             stdin_open=True,
-            stop_signal="SIGKILL",  # the first process of a PID namespace hears no other from an engine that goes down
+            stop_signal="SIGKILL",  # the init of a PID namespace ignores other signals of an engine that shuts down
             labels={OWNER: label(), HOST: host()},
             host_config=options,
         )["Id"]
@@ -264,21 +267,21 @@ def executor(
     processes: int = 4096,
     **options: Any,
 ) -> JailExecutor:
-    """An executor over containers.
+    """Makes an executor with containers.
 
     Args:
-        imports: Modules that every program finds loaded; numpy only where the image has it.
-        image: The name of an image that the engine has; none is ever pulled.
-        runtime: The engine's runtime, for example ``runsc`` (gVisor); empty takes its default.
-        memory_mb: MiB of a whole container, beside the limit of each program; 0 is half of what the engine's machine has.
-        processes: Processes and threads of a whole container. Each run and each session reserves as many as its limits
-            allow, so that none can take them from another; where a container is full, another one is started.
-        options: As for ``JailExecutor``.
+        imports: Modules that are imported in advance for every program; numpy only if the image has it.
+        image: The name of an image that the engine has. Images are never pulled.
+        runtime: The engine's runtime, for example ``runsc`` (gVisor); empty uses its default.
+        memory_mb: Memory limit of a whole container in MiB, besides that of each program; 0 is half of the engine's machine.
+        processes: Largest number of processes and threads of a whole container. Each run and each session reserves as many
+            as its limits allow, so that none can take them from another. If a container is full, another one is started.
+        options: Arguments of ``JailExecutor``.
 
     Raises:
-        ConfigurationError: no engine answers, it has no such image or runtime, or ``processes`` has no room for programs.
+        ConfigurationError: no engine answers, it lacks the image or runtime, or ``processes`` leaves no room for programs.
         MissingExtra: docker or pyseccomp is not installed.
-        SandboxFault: the engine answers and fails.
+        SandboxFault: the engine answers with an error.
     """
     if processes <= RESERVED:
         raise ConfigurationError(
@@ -293,7 +296,7 @@ def executor(
                 )
             hardened = hardening(client, memory_mb=memory_mb, processes=processes, runtime=runtime)
             reap_orphans(client)
-        # Before the reaper: what fails here leaves no process behind.
+        # Before the reaper is started, so that a failure here leaves no process behind.
         message = boot_message(setup(imports))
         keeper = watch_over()
     except BaseException:
@@ -313,7 +316,7 @@ def executor(
 
 
 def watch_over() -> subprocess.Popen[bytes]:
-    """Starts the reaper: a process that outlives this one by as long as it takes to remove its containers."""
+    """Starts the reaper: a process that removes this process's containers after its end."""
     return subprocess.Popen(
         [
             sys.executable,

@@ -1,4 +1,4 @@
-"""What crosses the wall between an executor and its jails: files, names and calls on the way in, results on the way out."""
+"""Encodes what passes between an executor and its jails: files, names and calls to a jail, and results from it."""
 
 import base64
 from collections.abc import Mapping, Sequence
@@ -11,10 +11,10 @@ from agentenv.sandbox.types import ExecResult, ExecStatus, ExecutionLimits, Func
 
 
 def packed(files: Mapping[str, bytes] | None, limits: ExecutionLimits) -> dict[str, str]:
-    """Files as they cross the wall.
+    """Encodes files for a jail.
 
     Raises:
-        ConfigurationError: a name that is no relative path, one that is a file and a folder, or more than the disk holds.
+        ConfigurationError: a name is not a relative path or is both a file and a folder, or the files exceed the disk limit.
     """
     names = checked(files or {})
     folders = {name[:end] for name in names for end, letter in enumerate(name) if letter == "/"}
@@ -29,10 +29,10 @@ def packed(files: Mapping[str, bytes] | None, limits: ExecutionLimits) -> dict[s
 
 
 def checked(names: Sequence[str] | Mapping[str, bytes]) -> list[str]:
-    """``names``, each a relative path.
+    """Checks that all ``names`` are relative paths, and returns them.
 
     Raises:
-        ConfigurationError: one is not.
+        ConfigurationError: a name is not.
     """
     try:
         for name in names:
@@ -43,10 +43,10 @@ def checked(names: Sequence[str] | Mapping[str, bytes]) -> list[str]:
 
 
 def packed_call(call: FunctionCall) -> list[Any]:
-    """A call as it crosses the wall.
+    """Encodes a function call for a jail.
 
     Raises:
-        ConfigurationError: its arguments are no plain data.
+        ConfigurationError: its arguments are not plain data.
     """
     try:
         return [call.function, plain.dump(call.arguments)]
@@ -55,9 +55,9 @@ def packed_call(call: FunctionCall) -> list[Any]:
 
 
 def result_of(answer: dict[str, Any], queued: float = 0.0, calls: int = 0) -> ExecResult:
-    """The typed result of what a supervisor said, for a program that was asked for ``calls`` calls.
+    """Makes a typed result from the answer of a supervisor, for a program from which ``calls`` calls were requested.
 
-    Much of it is the program's own word: its texts come out as text that can be encoded.
+    Much of the answer comes from the program itself, so its texts are cleaned such that they can be encoded.
     """
     error, value = answer.get("error"), answer.get("value")
     same = ("exit_code", "signal", "wall_s", "cpu_s", "memory_mb")
@@ -68,7 +68,7 @@ def result_of(answer: dict[str, Any], queued: float = 0.0, calls: int = 0) -> Ex
         value=None if value is None else encodable(value),
         truncated=answer["truncated"],
         error=error and ProgramError(encodable(error["type"]), encodable(error["message"]), error["line"]),
-        # The last piece has no end of line: it is empty, or a call that was cut off.
+        # The last part has no line end: it is empty, or a truncated call.
         returned=tuple(answer.get("returned", "").split("\n", calls)[:-1]),
         files={name: base64.b64decode(content) for name, content in answer["files"].items()},
         refused={name: encodable(reason) for name, reason in answer["refused"].items()},

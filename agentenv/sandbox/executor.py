@@ -1,4 +1,4 @@
-"""The executor over a pool of jails; the backends differ only in how a jail is started."""
+"""The executor with a pool of jails. Backends differ only in how a jail is started."""
 
 import base64
 import dataclasses
@@ -16,9 +16,9 @@ from agentenv.sandbox.pool import Pool
 from agentenv.sandbox.types import ExecResult, ExecStatus, ExecutionLimits, ExecutorInfo, FunctionCall
 
 RETRIES = 2
-OUR_OWN = 2
-"""Processes beside those that the limits of a run or a session allow: the supervisor, and the template of interpreters."""
-SLACK_S = 15.0  # beyond a run's own limit, for a machine that is busy with other things
+SUPERVISOR_PROCESSES = 2
+"""Number of processes besides those in a run's or session's limits: the supervisor, and the interpreters' template."""
+SLACK_S = 15.0  # added to a run's own time limit, for a busy machine
 
 
 class JailExecutor:
@@ -37,21 +37,21 @@ class JailExecutor:
         room: int | None = None,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
-        """Reaps jails that dead owners left and starts the pool.
+        """Ends jails of dead owners and starts the pool.
 
         Args:
-            info: What it says about itself.
+            info: The description of the executor.
             start: Starts one jail.
-            limits: Of runs and sessions that bring none of their own.
-            size: As for ``Pool``.
-            slots: As for ``Pool``.
-            quota: As for ``Pool``.
-            wait_s: As for ``Pool``.
-            room: Processes that one jail has room for, as for ``Pool``.
+            limits: Default limits of runs and sessions.
+            size: See ``Pool``.
+            slots: See ``Pool``.
+            quota: See ``Pool``.
+            wait_s: See ``Pool``.
+            room: Number of processes for which one jail has room; see ``Pool``.
             on_close: Called once after the last jail has ended.
         """
         self._info, self._limits, self._on_close = info, limits or ExecutionLimits(), on_close
-        # Before the first jail: those of an owner that was killed hold memory and processes that the new ones need.
+        # Before the first jail starts, because orphaned jails use memory and processes that the new ones need.
         reap_orphans()
         self._pool = Pool(start, size=size, slots=slots, quota=quota, wait_s=wait_s, processes=room)
         self._lock = threading.Lock()
@@ -73,7 +73,7 @@ class JailExecutor:
         variables: bool = False,
         domain: str = "",
     ) -> ExecResult:
-        """See ``Executor``; a jail that breaks is replaced and the run repeated, twice at most."""
+        """See ``Executor``. If a jail breaks, it is replaced and the run repeated, at most twice."""
         limits = limits or self._limits
         order = {
             "op": "run",
@@ -97,13 +97,12 @@ class JailExecutor:
         return ExecResult(ExecStatus.SANDBOX_ERROR, fault="; ".join(dict.fromkeys(faults)))
 
     def _ask(self, domain: str, order: dict[str, Any], limits: ExecutionLimits) -> dict[str, Any]:
-        channel = self._pool.channel(domain, limits.processes + OUR_OWN)
+        channel = self._pool.channel(domain, limits.processes + SUPERVISOR_PROCESSES)
         wall_s = bounded_by_call(limits.wall_s)
         try:
             answer = channel.ask({**order, "limits": {**order["limits"], "wall_s": wall_s}}, wall_s + SLACK_S)
         finally:
-            # Whatever happened, because a supervisor that nobody waits for would go on to hold the processes that it
-            # was promised.
+            # Closed in any case, because an unused supervisor would keep the processes that are reserved for it.
             channel.close()
         if "refused_input" in answer:
             raise ConfigurationError(answer["refused_input"])
@@ -132,7 +131,7 @@ class JailExecutor:
         """
         self._pool.end_left()
         limits = limits or self._limits
-        own = limits.snapshots + OUR_OWN
+        own = limits.snapshots + SUPERVISOR_PROCESSES
         group = SessionGroup(
             self._pool,
             lambda forks: self._pool.channel(domain, own + forks * limits.processes, session=True),

@@ -1,10 +1,10 @@
-"""What every executor and its sessions must do, as tests. Give ``ExecutorContract.make``; pytest runs the rest.
+"""Tests that every executor and its sessions must pass. Define ``ExecutorContract.make``; pytest runs the tests.
 
 class TestMine(ExecutorContract):
     def make(self):
         return MyExecutor()
 
-Limits and isolation are not here: the attack suite asks for those.
+It does not test limits and isolation, which the attack suite tests.
 """
 
 import threading
@@ -18,19 +18,19 @@ from agentenv.sandbox.types import ExecStatus, Executor, ExecutorSession, Functi
 
 
 class ExecutorContract:
-    """Inherit, give ``make``, and every test below runs against your executor."""
+    """Inherit from this class and define ``make``; every test below then runs against your executor."""
 
     def make(self) -> Executor:
-        """An executor; it is closed, or kept for the next test, as ``done`` decides."""
+        """Makes an executor; ``done`` closes it after the test, or keeps it for the next one."""
         raise NotImplementedError
 
     def done(self, executor: Executor) -> None:
-        """What happens to an executor after a test."""
+        """Closes an executor after a test."""
         executor.close()
 
     @contextmanager
     def executor(self) -> Iterator[Executor]:
-        """One executor for one test."""
+        """Yields an executor for one test."""
         made = self.make()
         try:
             yield made
@@ -39,7 +39,7 @@ class ExecutorContract:
 
     @contextmanager
     def session(self, **options: Any) -> Iterator[ExecutorSession]:
-        """One session for one test."""
+        """Yields a session for one test."""
         with self.executor() as executor:
             opened = executor.open(**options)
             try:
@@ -48,7 +48,7 @@ class ExecutorContract:
                 opened.close()
 
     def test_it_is_an_executor(self) -> None:
-        """It and its sessions have the methods of the protocols."""
+        """The executor and its sessions have the methods of the protocols."""
         with self.executor() as executor:
             assert isinstance(executor, Executor)
             session = executor.open()
@@ -57,25 +57,25 @@ class ExecutorContract:
             session.close()
 
     def test_a_program_reads_and_writes(self) -> None:
-        """Standard input comes in, standard output comes out."""
+        """A program gets its standard input, and its standard output is returned."""
         with self.executor() as executor:
             result = executor.run("print(input()[::-1])", stdin="abc\n")
             assert (result.status, result.stdout, result.exit_code) == (ExecStatus.OK, "cba\n", 0)
 
     def test_text_of_every_language_survives(self) -> None:
-        """Accents, Chinese and emoji pass both ways."""
+        """Accents, Chinese characters and emoji are passed unchanged in both directions."""
         with self.executor() as executor:
             assert executor.run("print(input())", stdin="é 漢 🐍\n").stdout == "é 漢 🐍\n"
 
     def test_an_exception_is_the_programs(self) -> None:
-        """Status error, exit code 1, a traceback on stderr."""
+        """An uncaught exception gives status ``error``, exit code 1 and a traceback on stderr."""
         with self.executor() as executor:
             result = executor.run("print('before')\n1 / 0")
             assert (result.status, result.exit_code, result.stdout) == (ExecStatus.ERROR, 1, "before\n")
             assert "ZeroDivisionError" in result.stderr
 
     def test_the_variables_of_the_failing_line_are_shown_if_asked(self) -> None:
-        """In a program, in the first of the calls that raise, and in a cell; cut short each."""
+        """On request, stderr shows shortened variables for programs, cells and the first function call that raises."""
         program = "def f(x):\n    y = [x] * 9999\n    return y[x] + y.z"
         calls = [FunctionCall("f", (3,)), FunctionCall("f", (4,))]
         with self.session() as session, self.executor() as executor:
@@ -90,14 +90,14 @@ class ExecutorContract:
                 assert "Variables" not in silent.stderr
 
     def test_exit_codes(self) -> None:
-        """``sys.exit`` without a code is fine, with one is an error."""
+        """``sys.exit`` without a code is a success; with a code other than 0 it is an error."""
         with self.executor() as executor:
             assert executor.run("import sys; sys.exit()").status is ExecStatus.OK
             result = executor.run("import sys; sys.exit(7)")
             assert (result.status, result.exit_code) == (ExecStatus.ERROR, 7)
 
     def test_files_go_in_and_come_out(self) -> None:
-        """Given files are there, asked ones come back, missing ones are named."""
+        """Given files exist, requested files are returned, and missing ones are listed in ``refused``."""
         with self.executor() as executor:
             code = (
                 "with open('in.txt') as f: text = f.read()\nwith open('out.txt', 'w') as f: f.write(text * 2)"
@@ -107,7 +107,7 @@ class ExecutorContract:
             assert set(result.refused) == {"none.txt"}
 
     def test_calls_return_plain_values(self) -> None:
-        """Each call gives one document; types survive, errors are named, later calls still run."""
+        """Each call gives one document that preserves types; an error is named, and later calls still run."""
         with self.executor() as executor:
             code = "def f(x): return (x, {1: [x]})\nclass C:\n    def m(self, x): return {x}"
             calls = [
@@ -124,7 +124,7 @@ class ExecutorContract:
             assert fourth["e"].startswith("KeyError")
 
     def test_a_program_whose_functions_are_called_is_imported(self) -> None:
-        """What stands below ``if __name__ == "__main__":`` is run where the program itself is asked for."""
+        """The block ``if __name__ == "__main__":`` runs only in a run without function calls."""
         code = "def f(x): return x\nif __name__ == '__main__':\n    print(f(int(input())))\n    raise SystemExit(3)"
         with self.executor() as executor:
             called = executor.run(code, calls=[FunctionCall("f", (2,))])
@@ -135,7 +135,7 @@ class ExecutorContract:
             assert (started.exit_code, started.stdout) == (3, "4\n")
 
     def test_nothing_stays_between_runs(self) -> None:
-        """Names and files of a run are gone in the next."""
+        """Names and files of one run do not exist in the next one."""
         with self.executor() as executor:
             executor.run("x = 1\nwith open('left.txt', 'w') as f: f.write('x')")
             result = executor.run("print('x' in globals())\nopen('left.txt')")
@@ -143,7 +143,7 @@ class ExecutorContract:
             assert "FileNotFoundError" in result.stderr
 
     def test_a_session_keeps_names_and_shows_the_last_value(self) -> None:
-        """State lasts from cell to cell; a cell that ends in an expression shows it, None shows nothing."""
+        """State lasts from cell to cell; the value of a cell is that of its last expression, unless that is None."""
         with self.session() as session:
             assert session.run("x = [1]\nx").value == "[1]"
             assert session.run("x.append(2)").value is None
@@ -151,7 +151,7 @@ class ExecutorContract:
             assert (result.status, result.stdout, result.value) == (ExecStatus.OK, "seen\n", "[1, 2]")
 
     def test_a_session_survives_an_error(self) -> None:
-        """An exception ends the cell, not the interpreter."""
+        """An exception ends the cell and not the interpreter."""
         with self.session() as session:
             session.run("x = 5")
             failed = session.run("y = x / 0")
@@ -160,13 +160,13 @@ class ExecutorContract:
             assert session.run("x").value == "5"
 
     def test_a_session_has_files(self) -> None:
-        """Files last from cell to cell, can be given and asked for."""
+        """Files last from cell to cell; they can be passed in and collected."""
         with self.session(files={"a.txt": b"one"}) as session:
             session.run("with open('a.txt', 'a') as f: f.write(' two')")
             assert session.run("1", collect=["a.txt"]).files["a.txt"] == b"one two"
 
     def test_restore_goes_back_as_often_as_asked(self) -> None:
-        """Names and files are as they were, twice."""
+        """A snapshot can be restored twice, and both times restores names and files."""
         with self.session() as session:
             session.run("x = [1]\nwith open('f', 'w') as f: f.write('1')")
             point = session.snapshot()
@@ -176,7 +176,7 @@ class ExecutorContract:
                 assert session.run("with open('f') as f: text = f.read()\n(x, text)").value == "([1], '1')"
 
     def test_snapshots_nest(self) -> None:
-        """An earlier one can be restored after a later one, and the later one again."""
+        """An earlier snapshot and a later one can be restored in any order."""
         with self.session() as session:
             session.run("x = 1")
             first = session.snapshot()
@@ -188,7 +188,7 @@ class ExecutorContract:
                 assert session.run("x").value == value
 
     def test_released_and_foreign_snapshots_are_refused(self) -> None:
-        """With a typed error; releasing twice is harmless."""
+        """Restoring a released or foreign snapshot raises a typed error; releasing twice is harmless."""
         with self.session() as session, self.session() as other:
             point = session.snapshot()
             _refuses(lambda: other.restore(point))
@@ -197,7 +197,7 @@ class ExecutorContract:
             _refuses(lambda: session.restore(point))
 
     def test_forks_are_independent(self) -> None:
-        """Neither forks nor the original are moved by another one's cells."""
+        """The cells of a fork change neither the original nor other forks."""
         with self.session() as session:
             session.run("x = [0]\nwith open('f', 'w') as f: f.write('0')")
             forks = session.fork(3)
@@ -212,7 +212,7 @@ class ExecutorContract:
                 fork.close()
 
     def test_a_fork_outlives_the_original(self) -> None:
-        """Closing one of them leaves the others alone."""
+        """Forks still work after the original was closed."""
         with self.session() as session:
             session.run("x = 1")
             fork = session.fork()
@@ -231,7 +231,7 @@ class ExecutorContract:
             raise AssertionError("a closed session must raise SandboxFault")
 
     def test_threads_may_share_it(self) -> None:
-        """Runs from several threads at a time do not mix."""
+        """Concurrent runs from several threads do not mix up their results."""
         with self.executor() as executor:
             if executor.info().name == "fake":  # it borrows this process's stdout
                 return

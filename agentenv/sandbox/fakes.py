@@ -1,4 +1,4 @@
-"""An executor for tests of environments: runs programs in this very process, quickly and without any wall."""
+"""An executor for tests of environments, which runs programs in this process, quickly and without any isolation."""
 
 import builtins
 import contextlib
@@ -22,12 +22,12 @@ from agentenv.sandbox.types import (
 
 
 class FakeExecutor:
-    """Never give it an untrusted program. ``faults`` runs come back as ``sandbox_error`` first."""
+    """Must never run untrusted programs. The first ``faults`` runs return ``sandbox_error``."""
 
     def __init__(self, *, faults: int = 0) -> None:
         self.faults = faults
         self.programs: list[str] = []
-        """Every program and cell, in order."""
+        """Every program and cell so far, in order."""
         self.closed = False
 
     def info(self) -> ExecutorInfo:
@@ -46,7 +46,7 @@ class FakeExecutor:
         variables: bool = False,
         domain: str = "",
     ) -> ExecResult:
-        """Runs ``code`` here; files are virtual and reach the program through ``open``."""
+        """Runs ``code`` in this process. Files are virtual, and programs access them through ``open``."""
         session = FakeSession(self, files)
         session.stdin, session.calls = stdin, calls
         return session.run(code, collect=collect, variables=variables)
@@ -58,15 +58,15 @@ class FakeExecutor:
         limits: ExecutionLimits | None = None,
         domain: str = "",
     ) -> "FakeSession":
-        """A session in this process."""
+        """Opens a session in this process."""
         return FakeSession(self, files)
 
     def close(self) -> None:
-        """Remembers that it was closed."""
+        """Records that it was closed."""
         self.closed = True
 
 
-class _Kept(io.StringIO):
+class _VirtualFile(io.StringIO):
     """A virtual file that is stored when it is closed."""
 
     def __init__(self, files: dict[str, bytes], name: str, mode: str) -> None:
@@ -76,7 +76,7 @@ class _Kept(io.StringIO):
         if "a" in mode:
             self.seek(0, io.SEEK_END)
 
-    def __deepcopy__(self, _: object) -> "_Kept":
+    def __deepcopy__(self, _: object) -> "_VirtualFile":
         return self
 
     def close(self) -> None:
@@ -93,10 +93,10 @@ class FakeSnapshot:
         self.bytes = 0
 
     def pin(self) -> None:
-        """Nothing is ever thinned out here."""
+        """Does nothing, because snapshots are never dropped here."""
 
     def release(self) -> None:
-        """Forgets the copy."""
+        """Drops the copy."""
         self.state = None
 
 
@@ -120,7 +120,7 @@ class FakeSession:
         wall_s: float | None = None,
         variables: bool = False,
     ) -> ExecResult:
-        """Runs one cell here."""
+        """Runs one cell in this process."""
         if self.closed:
             raise SandboxFault("this session is closed")
         self._executor.programs.append(code)
@@ -158,10 +158,10 @@ class FakeSession:
         )
 
     def _builtins(self, reader: io.StringIO) -> dict[str, Any]:
-        def open_kept(name: str, mode: str = "r", **_: Any) -> _Kept:
+        def open_kept(name: str, mode: str = "r", **_: Any) -> _VirtualFile:
             if mode == "r" and name not in self.files:
                 raise FileNotFoundError(name)
-            return _Kept(self.files, name, mode)
+            return _VirtualFile(self.files, name, mode)
 
         def read_line(prompt: str = "") -> str:
             line = reader.readline()
@@ -176,7 +176,7 @@ class FakeSession:
         return FakeSnapshot(self, copy.deepcopy((self.names, self.files)))
 
     def restore(self, snapshot: FakeSnapshot) -> None:
-        """Goes back to a snapshot."""
+        """Returns to a snapshot."""
         if snapshot.owner is not self or snapshot.state is None:
             raise SnapshotError("this snapshot was released, or belongs to another session")
         self.names, self.files = copy.deepcopy(snapshot.state)
@@ -186,14 +186,14 @@ class FakeSession:
     @overload
     def fork(self, n: int) -> "list[FakeSession]": ...
     def fork(self, n: int | None = None) -> "FakeSession | list[FakeSession]":
-        """One twin, or ``n``."""
+        """Returns one copy, or a list of ``n``."""
         twins = [FakeSession(self._executor) for _ in range(1 if n is None else n)]
         for twin in twins:
             twin.names, twin.files = copy.deepcopy((self.names, self.files))
         return twins[0] if n is None else twins
 
     def close(self) -> None:
-        """Remembers that it was closed."""
+        """Records that it was closed."""
         self.closed = True
 
 

@@ -1,7 +1,7 @@
-"""Hidden tests: the program runs in a sandbox, the expected values stay here, the verdict is passed here.
+"""Hidden tests: the program runs in a sandbox, but expected values stay in this process, which decides.
 
-A program gets standard input, or a function's name and arguments; what comes back is text, or one document of plain
-values for each call. Nothing that a program prints, returns or leaves behind is taken for a verdict.
+A program gets standard input, or a function's name and arguments. It returns text, or one document of plain values for each
+call. Nothing that a program prints, returns or leaves behind is taken as a verdict.
 """
 
 import math
@@ -19,47 +19,47 @@ from agentenv.sandbox.jail import plain
 from agentenv.sandbox.types import ExecResult, ExecStatus, ExecutionLimits, Executor, FunctionCall
 
 MAX_DEATHS = 3
-"""Calls that may end the program before the rest of its calls counts as failed."""
+"""Number of calls that may end the program before its remaining calls count as failed."""
 GRADE_S = 240.0
-"""Seconds that one program may run in all of its tests together."""
+"""Time limit of one program for all of its tests together, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class StdioTest:
-    """What a program must print for an input."""
+    """The output that a program must print for an input."""
 
     stdin: str
     expected: str
     compare: Literal["exact", "lines", "tokens", "float", "checker"] = "exact"
-    """exact: but for spaces at the ends of lines and blank lines at the end; lines: line by line without the spaces around
-    them, numbers by value; tokens: word by word; float: tokens, of which numbers may differ by ``tolerance``; checker: what
-    ``checker`` says, for tasks with several right answers."""
+    """exact: ignoring spaces at line ends and blank lines at the end; lines: line by line, ignoring surrounding spaces and
+    comparing numbers by value; tokens: word by word; float: like tokens, but numbers may differ by ``tolerance``; checker:
+    decided by ``checker``, for tasks with several right answers."""
     tolerance: float = 1e-6
     checker: str = ""
-    """A function of your own by ``module:name``, called outside the sandbox with ``stdin``, ``expected`` and what was
-    printed; it returns whether that is right. What it cannot read is wrong, so an exception that it raises is no failure of
-    the sandbox: a program could otherwise choose to be left out of the loss."""
+    """A user's function ``module:name``, called outside of the sandbox with ``stdin``, ``expected`` and the printed text; it
+    returns whether that is right. An exception in it means wrong and not a failure of the sandbox, because a program could
+    otherwise choose to be excluded from the loss."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallTest:
-    """What a function must return. Both sides are plain values."""
+    """The value that a function must return. Both sides are plain values."""
 
     function: str
     arguments: tuple[Any, ...]
     expected: Any
     compare: Literal["equal", "is", "close", "isclose", "near", "true", "false", "wrapped"] = "equal"
-    """equal: ``==``; is: the same type too; close: differs by at most ``tolerance``; isclose: by at most ``tolerance`` times
-    the larger one, as of ``math.isclose``; near: ``==``, or of the same type and number for number within ``tolerance`` +
-    1e-7 of the expected one (EvalPlus); true, false: counts as such; wrapped: equal to ``expected``, or to the first item
-    of it."""
+    """equal: ``==``; is: also the same type; close: the difference is at most ``tolerance``; isclose: the difference is at
+    most ``tolerance`` times the larger value, as in ``math.isclose``; near: ``==``, or the same type and each number within
+    ``tolerance`` + 1e-7 of the expected one (EvalPlus); true, false: by truth value; wrapped: equal to ``expected`` or to
+    its first item."""
     tolerance: float = 0.0
     via: str = ""
-    """One of ``VIA``, through which the returned value goes first."""
+    """One of ``VIA``, a conversion that is applied to the returned value first."""
 
 
 def untupled(value: Any) -> Any:
-    """``value`` with a list in the place of every tuple, as JSON would have it."""
+    """Replaces every tuple in ``value`` by a list, as JSON does."""
     if isinstance(value, (list, tuple)):
         return [untupled(item) for item in value]
     if isinstance(value, dict):
@@ -68,10 +68,10 @@ def untupled(value: Any) -> Any:
 
 
 def items_of(value: Any) -> Any:
-    """``value``, which can be gone through in time.
+    """Returns ``value`` if it has few enough items to iterate over.
 
     Raises:
-        NotPlain: it has more items than any value that crosses the wall; a range can have any number of them.
+        NotPlain: it has more items than a value may have; a range can have any number of them.
     """
     if isinstance(value, range) and len(value) > plain.MAX_ITEMS:
         raise plain.NotPlain(f"more than {plain.MAX_ITEMS} items")
@@ -94,18 +94,18 @@ VIA: dict[str, Callable[[Any], Any]] = {
 
 
 class CaseOutcome(StrEnum):
-    """How a program did in one test."""
+    """The result of one test."""
 
     PASSED = "passed"
-    WRONG = "wrong"  # it gave something else
-    ERROR = "error"  # it raised, or left before it answered
+    WRONG = "wrong"  # it returned or printed something else
+    ERROR = "error"  # it raised an error, or ended before it answered
     TIMEOUT = "timeout"
-    LIMIT = "limit"  # memory or output
+    LIMIT = "limit"  # too much memory or output
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramGrade:
-    """How a program did in all tests."""
+    """The results of all tests."""
 
     outcomes: tuple[CaseOutcome, ...]
     stderr: str = ""
@@ -113,17 +113,17 @@ class ProgramGrade:
 
     @property
     def passed(self) -> int:
-        """How many tests passed."""
+        """Number of passed tests."""
         return sum(outcome is CaseOutcome.PASSED for outcome in self.outcomes)
 
     @property
     def all_passed(self) -> bool:
-        """Whether there were tests and all were passed."""
+        """Whether there were tests and all of them passed."""
         return bool(self.outcomes) and self.passed == len(self.outcomes)
 
     @property
     def fraction(self) -> float:
-        """Share of tests passed; 0 where there were none."""
+        """Share of passed tests; 0 without tests."""
         return self.passed / len(self.outcomes) if self.outcomes else 0.0
 
 
@@ -139,18 +139,19 @@ def grade(
     """Runs every test of ``program``.
 
     Args:
-        executor: Where it runs.
+        executor: The executor that runs it.
         program: Python source.
         tests: Hidden tests.
-        limits: Of one ``StdioTest``, and of all ``CallTest`` together; None takes the executor's.
-        domain: Trust domain.
-        variables: Whether ``ProgramGrade.stderr`` shows the variables on the failing line, which may hold hidden inputs.
+        limits: Limits of one ``StdioTest``, and of all ``CallTest`` together; None uses those of the executor.
+        domain: The trust domain.
+        variables: Whether ``ProgramGrade.stderr`` shows the variables on the failing line, which may contain hidden inputs.
 
-    A program whose tests took more than ``GRADE_S`` together, or more than half of what the calling step may take, times out
-    in the rest of them: it could otherwise sleep through the deadline of the step, which would be an infrastructure failure.
+    If the tests together take more than ``GRADE_S``, or more than half of the time of the calling step, the remaining tests
+    count as timeouts. Otherwise a program could sleep beyond the deadline of the step, which would be an infrastructure
+    failure.
 
     Raises:
-        SandboxFault: the sandbox failed, which says nothing about the program.
+        SandboxFault: the sandbox failed, which tells nothing about the program.
     """
     outcomes: dict[int, CaseOutcome] = {}
     errors: list[str] = []
@@ -170,7 +171,7 @@ def grade(
 
 @dataclass
 class _Runner:
-    """Runs the program once more."""
+    """Runs the program repeatedly."""
 
     executor: Executor
     program: str
@@ -179,11 +180,11 @@ class _Runner:
     variables: bool
     errors: list[str]
     seconds: float = 0.0
-    """That its runs took so far, without their time in a queue."""
+    """Seconds that its runs have taken so far, without waiting times."""
 
     @property
     def out_of_time(self) -> bool:
-        """Whether its runs took so long that there may be no further one."""
+        """Whether its runs have taken so long that no further one may start."""
         return self.seconds > GRADE_S or short_of_time()
 
     def __call__(self, **options: Any) -> ExecResult:
@@ -199,7 +200,7 @@ class _Runner:
 
 
 def _grade_calls(run: _Runner, tests: dict[int, CallTest]) -> dict[int, CaseOutcome]:
-    """All calls in one run; after a call that ended the program, the rest in another one."""
+    """Makes all calls in one run; after a call that ended the program, the remaining ones in another run."""
     outcomes: dict[int, CaseOutcome] = {}
     left = list(tests)
     for _ in range(MAX_DEATHS):
@@ -235,7 +236,7 @@ def _failure(result: ExecResult) -> CaseOutcome:
 
 
 def judge_call(test: CallTest, document: Any) -> CaseOutcome:
-    """The outcome of one call from what came back for it."""
+    """Decides one call from the returned document."""
     if not (isinstance(document, dict) and set(document) == {"v"}):
         return _judge_truth(test, document)
     try:
@@ -243,12 +244,13 @@ def judge_call(test: CallTest, document: Any) -> CaseOutcome:
         return CaseOutcome.PASSED if _agrees(test, value) else CaseOutcome.WRONG
     except plain.NotPlain:
         return CaseOutcome.ERROR
-    except (TypeError, ValueError, RecursionError, OverflowError):  # no set, no number, too deep
+    # not hashable, not a number, or nested too deeply
+    except (TypeError, ValueError, RecursionError, OverflowError):
         return CaseOutcome.WRONG
 
 
 def _judge_truth(test: CallTest, document: Any) -> CaseOutcome:
-    """The outcome of a call whose value did not come back: a match of a pattern, for example, is true all the same."""
+    """Decides a call whose value could not be returned but has a truth value, such as the match of a pattern."""
     truth = document.get("truth") if isinstance(document, dict) else None
     if type(truth) is not bool or test.compare not in ("true", "false"):
         return CaseOutcome.ERROR
@@ -280,7 +282,7 @@ def _agrees(test: CallTest, value: Any) -> bool:
 
 
 def _all_near(value: Any, expected: Any, tolerance: float) -> bool:
-    """Whether two numbers, or two lists of as many, differ by at most ``tolerance`` + 1e-7 of the expected ones."""
+    """Whether two numbers, or two lists of equal length, differ by at most ``tolerance`` + 1e-7 of the expected ones."""
     if type(value) is not type(expected):
         return False
     if not isinstance(expected, list | tuple):
@@ -291,13 +293,13 @@ def _all_near(value: Any, expected: Any, tolerance: float) -> bool:
 
 
 def _is_near(value: Any, expected: Any, tolerance: float) -> bool:
-    """Whether two numbers are that near; what is 1e-7 of an infinite one allows every other number, so it must be equal."""
+    """Whether two numbers are that close. An infinite expected number must be equal, because 1e-7 of it is infinite."""
     distance = tolerance + _RELATIVE * abs(expected)
     return bool(value == expected or (math.isfinite(distance) and abs(value - expected) <= distance))
 
 
 def matches_text(test: StdioTest, text: str) -> bool:
-    """Whether what a program printed is what it should print."""
+    """Whether the text that a program printed is right."""
     if test.compare == "exact":
         return _lines(text) == _lines(test.expected)
     if test.compare == "lines":
@@ -311,11 +313,11 @@ def matches_text(test: StdioTest, text: str) -> bool:
 
 
 def _checked(test: StdioTest, text: str) -> bool:
-    """What the test's own checker says.
+    """Calls the test's own checker.
 
     Raises:
         UnknownName: its name is not of the form ``module:name``.
-        ConfigurationError: it cannot be imported or called, or returned something else than a bool.
+        ConfigurationError: it cannot be imported or called, or did not return a bool.
     """
     check = own_part("checker", test.checker, ())
     try:
@@ -330,12 +332,12 @@ def _checked(test: StdioTest, text: str) -> bool:
 
 
 def _lines(text: str) -> list[str]:
-    # Not splitlines(): it would take a form feed, U+2028 and their like for the end of a line.
+    # Not splitlines(), which also splits at form feeds, U+2028 and similar characters.
     return [line.rstrip() for line in text.rstrip().split("\n")]
 
 
 def _same_lines(found: str, wanted: str) -> bool:
-    """LiveCodeBench's rule: equal lines, or lines of equal decimal numbers."""
+    """LiveCodeBench's rule: equal lines, or lines of numerically equal decimal numbers."""
     ours, theirs = ([line.strip() for line in text.strip().split("\n")] for text in (found, wanted))
     return len(ours) == len(theirs) and all(
         a == b or _same_numbers(a, b) for a, b in zip(ours, theirs, strict=True)

@@ -1,4 +1,4 @@
-"""The image of the ``docker`` backend: made here, from the running interpreter, from a folder, or from a Dockerfile."""
+"""Builds the image of the ``docker`` backend: from the running interpreter, from a folder, or from a Dockerfile."""
 
 import contextlib
 import os
@@ -20,41 +20,41 @@ PROGRAMS = (
     *("find", "grep", "head", "id", "ln", "ls", "mkdir", "mv", "printf", "pwd", "rm", "rmdir", "sed", "seq"),
     *("sleep", "sort", "stat", "tail", "tee", "test", "touch", "tr", "true", "uname", "uniq", "wc", "xargs"),
 )
-"""What a program may start besides Python, where this machine has it."""
+"""Programs besides Python that programs in a jail may start, if this machine has them."""
 DATA = (Path("/usr/share/zoneinfo"), Path("/usr/lib/locale/C.utf8"))
 LEFT_OUT = re.compile(
     r"(site-packages|dist-packages|test|idlelib|tkinter|turtledemo|ensurepip|lib2to3|config-[^/]*)/"
     r"|lib-dynload/_tkinter"
 )
-"""What of the standard library no program in a jail needs."""
+"""Parts of the standard library that no program in a jail needs."""
 SYSTEM = re.compile(r"^(/usr)?/lib(32|64|x32)?/")
 LIBRARY = re.compile(r"(?:=>\s+|^\s+)(/\S+) \(0x", re.MULTILINE)
 LINKS = ("/bin", "/lib", "/lib32", "/lib64")
-LDD_S = 300.0  # for some 150 files
+LDD_S = 300.0  # time limit for about 150 files
 
 
 def build_from_interpreter(image: str = docker.IMAGE) -> int:
-    """Makes ``image`` of the running interpreter: Python, its library, the shared libraries that it needs, numpy, a shell.
+    """Builds ``image`` from the running interpreter: Python, its library, required shared libraries, numpy and a shell.
 
     Returns:
-        The bytes of the image.
+        The size of the image in bytes.
 
     Raises:
         ConfigurationError: no engine answers.
         MissingExtra: the package docker is not installed.
         SandboxFault: the engine refuses it.
     """
-    return _imported(image, lambda archive: add_files(archive, interpreter_files()))
+    return _import_image(image, lambda archive: add_files(archive, interpreter_files()))
 
 
 def build_from_root(root: Path, image: str = docker.IMAGE) -> int:
-    """Makes ``image`` of a folder that holds a root file system with a ``python3`` of at least 3.11.
+    """Builds ``image`` from a folder that contains a root file system with a ``python3`` of at least 3.11.
 
     Returns:
-        The bytes of the image.
+        The size of the image in bytes.
 
     Raises:
-        ConfigurationError: there is no ``python3`` in it, or no engine answers.
+        ConfigurationError: the folder contains no ``python3``, or no engine answers.
         MissingExtra: the package docker is not installed.
         SandboxFault: the engine refuses it.
     """
@@ -62,17 +62,17 @@ def build_from_root(root: Path, image: str = docker.IMAGE) -> int:
         raise ConfigurationError(
             f"{str(root)!r} has no python3 in any of {docker.PATH}; make it with debootstrap --include=python3"
         )
-    return _imported(image, lambda archive: archive.add(root, "/"))
+    return _import_image(image, lambda archive: archive.add(root, "/"))
 
 
 def build_from_dockerfile(dockerfile: Path, image: str = docker.IMAGE) -> int:
-    """Makes ``image`` as a Dockerfile says, with its folder as the context; the engine fetches what it names.
+    """Builds ``image`` from a Dockerfile, with its folder as the context. The engine downloads what it names.
 
     Returns:
-        The bytes of the image.
+        The size of the image in bytes.
 
     Raises:
-        ConfigurationError: there is no such file, one of its steps fails, or no engine answers.
+        ConfigurationError: the file does not exist, one of its steps fails, or no engine answers.
         MissingExtra: the package docker is not installed.
         SandboxFault: the engine refuses it.
     """
@@ -89,7 +89,7 @@ def build_from_dockerfile(dockerfile: Path, image: str = docker.IMAGE) -> int:
     raise ConfigurationError(f"{str(dockerfile)!r} cannot be built: {complaints[0].strip()}")
 
 
-def _imported(image: str, fill: Callable[[tarfile.TarFile], None]) -> int:
+def _import_image(image: str, fill: Callable[[tarfile.TarFile], None]) -> int:
     client = docker.engine()
     name, _, tag = image.partition(":")
     with contextlib.closing(client), tempfile.TemporaryFile() as stream:
@@ -102,7 +102,7 @@ def _imported(image: str, fill: Callable[[tarfile.TarFile], None]) -> int:
 
 
 def interpreter_files() -> dict[str, Path]:
-    """Every file of the image of the running interpreter, by its place there; the layout is that of ``bwrap``."""
+    """Returns the files of the image of the running interpreter, by their path there; the layout is that of ``bwrap``."""
     library = Path(os.__file__).parent
     files = {f"{PYTHON}/bin/python3": Path(sys.executable)}
     files |= tree(library, f"{PYTHON}/lib/{library.name}", LEFT_OUT)
@@ -117,20 +117,20 @@ def interpreter_files() -> dict[str, Path]:
 
 
 def tree(root: Path, target: str, left_out: re.Pattern[str] = re.compile("$^")) -> dict[str, Path]:
-    """The files below ``root`` by their place below ``target``, without those whose path ``left_out`` matches."""
+    """Returns the files below ``root`` by their path below ``target``, except those whose path ``left_out`` matches."""
     found = {}
     for folder, _, names in os.walk(root):
         for path in (Path(folder, name) for name in names):
             below = str(path.relative_to(root))
-            if path.is_file() and not left_out.match(below):  # a broken link is no file
+            if path.is_file() and not left_out.match(below):  # skips broken links
                 found[f"{target}/{below}"] = path
     return found
 
 
 def libraries(files: Iterable[Path], inside: list[Path]) -> dict[str, Path]:
-    """The shared libraries that ``files`` need and that do not lie in one of the folders ``inside``, by their place.
+    """Returns the shared libraries that ``files`` need and that are outside of the folders ``inside``, by their path.
 
-    Those of the system keep theirs; others go where the loader looks without being told.
+    Libraries of the system keep their path; others are placed where the loader searches by default.
     """
     binaries = [path for path in files if os.access(path, os.X_OK) or ".so" in path.suffixes]
     done = subprocess.run(
@@ -150,7 +150,7 @@ def _is_elf(path: Path) -> bool:
 
 
 def add_files(archive: tarfile.TarFile, files: dict[str, Path]) -> None:
-    """Writes ``files``, their folders, and the links of a root with one ``/usr``."""
+    """Adds ``files``, their folders, and the links of a root with a single ``/usr`` to ``archive``."""
     archive.dereference = True
     folders = {str(folder) for target in files for folder in PurePosixPath(target).parents} - {"/"}
     for folder in sorted(folders):
@@ -158,7 +158,7 @@ def add_files(archive: tarfile.TarFile, files: dict[str, Path]) -> None:
         entry.type, entry.mode = tarfile.DIRTYPE, 0o755
         archive.addfile(entry)
     for target, source in sorted(files.items()):
-        archive.add(source, target, recursive=False, filter=_for_everybody)
+        archive.add(source, target, recursive=False, filter=_root_owned)
     for link in LINKS:
         if link not in folders:
             entry = tarfile.TarInfo(link[1:])
@@ -166,7 +166,7 @@ def add_files(archive: tarfile.TarFile, files: dict[str, Path]) -> None:
             archive.addfile(entry)
 
 
-def _for_everybody(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+def _root_owned(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = ""
     entry.mode = 0o755 if entry.mode & 0o100 else 0o644

@@ -1,4 +1,4 @@
-"""Sessions: an interpreter that can be rewound, and the record from which it can be built again."""
+"""Sessions: interpreters that can be rewound, with the record from which each state can be rebuilt."""
 
 import base64
 import contextlib
@@ -21,23 +21,23 @@ from agentenv.sandbox.types import ExecResult, ExecStatus, ExecutionLimits
 
 SLACK_S = 15.0
 REBUILD_S = 120.0
-"""Seconds that cells which are run again to build a snapshot may take together, or their program has lost its state."""
+"""Time limit for all repeated cells of a rebuilt snapshot together; beyond it the state counts as lost."""
 MIB = 1 << 20
 
 
 @dataclass(frozen=True)
 class Point:
-    """One moment of a session: the cell that led to it and what that showed, after an earlier moment."""
+    """One state of a session: the cell that led to it, the digest of its result, and the state before."""
 
     before: "Point | None" = None
     order: Mapping[str, Any] = field(default_factory=dict)
     digest: str = ""
 
     def path(self) -> list["Point"]:
-        """Every moment from the first to this one."""
+        """Returns all states from the first one to this one."""
         points: list[Point] = []
         at: Point | None = self
-        # A loop and no recursion: a session may have thousands of cells.
+        # A loop instead of recursion, because a session may have thousands of cells.
         while at is not None:
             points.append(at)
             at = at.before
@@ -45,7 +45,7 @@ class Point:
 
 
 class JailSnapshot:
-    """A moment to which its session, and that session's forks, can go back."""
+    """A state to which its session and that session's forks can return."""
 
     def __init__(self, group: "SessionGroup", point: Point, node: int | None, size: int) -> None:
         self.group, self.point, self.node, self.bytes = group, point, node, size
@@ -53,18 +53,18 @@ class JailSnapshot:
         self.released = False
 
     def pin(self) -> None:
-        """Keeps it from being thinned out."""
+        """Prevents it from being dropped."""
         self.pinned = True
 
     def release(self) -> None:
-        """Gives up what it holds; a second call does nothing."""
+        """Releases what it holds. A second call does nothing."""
         if not self.released:
             self.released = True
             self.group.forget(self)
 
 
 class SessionGroup:
-    """What all forks of a session share: one supervisor, the interpreters in it, the snapshots of all of them."""
+    """The shared part of a session and its forks: one supervisor with all their interpreters, and their snapshots."""
 
     def __init__(
         self,
@@ -76,8 +76,8 @@ class SessionGroup:
     ) -> None:
         self.pool, self.limits, self.freezes = pool, limits, freezes
         self._open_channel, self._files = channel, files
-        # Guards channel, snapshots and count. It can be taken again by the thread that has it, because what it guards
-        # calls itself in turn (`end` within `ask` within `begin`).
+        # Guards channel, snapshots and count. Reentrant, because guarded methods call each other (`end` within `ask` within
+        # `begin`).
         self._lock = DeadlineAwareLock()
         self._names = itertools.count(1)
         self._channel: Channel | None = None
@@ -85,12 +85,12 @@ class SessionGroup:
         self._sessions = 0
 
     def begin(self) -> int:
-        """A new and empty interpreter, in a new supervisor where there is none or its template was lost.
+        """Starts a new, empty interpreter; makes a new supervisor if there is none or its template was lost.
 
-        A program can bring its machine to end the template, so the forks that go with it are ended by a program.
+        Programs can make the machine end the template, so the forks lost with it count as ended by a program.
 
         Raises:
-            SandboxFault: it could not be started.
+            SandboxFault: the interpreter could not be started.
         """
         with self._lock:
             name = next(self._names)
@@ -102,7 +102,7 @@ class SessionGroup:
     def _start(self, name: int, *, replaces: bool) -> dict[str, Any]:
         if self._channel is None:
             try:
-                # With the processes of all sessions that live here: a new supervisor takes the place of one that had
+                # With the processes of all sessions in this group, because a new supervisor replaces one that had reserved
                 # them.
                 self._channel = self._open_channel(max(1, self._sessions))
             except JailDied as error:
@@ -113,11 +113,11 @@ class SessionGroup:
         )
 
     def ask(self, order: dict[str, Any], timeout_s: float = SLACK_S) -> dict[str, Any]:
-        """One order to the supervisor.
+        """Sends one order to the supervisor and returns the answer.
 
         Raises:
-            ConfigurationError: a file that cannot be written.
-            SandboxFault: it is gone, or failed.
+            ConfigurationError: a file cannot be written.
+            SandboxFault: the supervisor has ended, or failed.
         """
         with self._lock:
             if self._channel is None:
@@ -134,29 +134,29 @@ class SessionGroup:
         return answer
 
     def turn(self) -> contextlib.AbstractContextManager[object]:
-        """Held while a cell runs: forks of one session take turns."""
+        """Returns a lock to hold while a cell runs, because forks of one session take turns."""
         return self._lock
 
     def child_of(self, node: int, left: Sequence[int] = ()) -> tuple[int, int]:
-        """A new interpreter that goes on from ``node``, which is frozen from now on; with the bytes that ``node`` holds.
+        """Continues from ``node`` in a new interpreter, and freezes ``node``; also returns the bytes that ``node`` holds.
 
-        Those of ``left`` are ended before.
+        The nodes in ``left`` are ended before.
 
         Raises:
-            SnapshotRefused: the interpreter cannot be captured as it stands.
+            SnapshotRefused: the interpreter cannot be captured in its present state.
         """
         name = next(self._names)
         answer = self.ask({"op": "fork", "node": node, "child": name, "left": list(left)})
         if reason := answer.get("refused"):
             raise SnapshotRefused(f"the session cannot be captured: {reason}")
-        # All sizes change with a fork, because what a node shares with its children counts for each by its share.
+        # A fork changes all sizes, because memory that a node shares with its children counts by shares.
         sizes = dict(answer["sizes"])
         for snapshot in self._snapshots:
             snapshot.bytes = sizes.get(snapshot.node, snapshot.bytes)
         return name, sizes[node]
 
     def keep(self, snapshot: JailSnapshot) -> None:
-        """Takes a snapshot into account, thinning out older ones where there are too many."""
+        """Registers a snapshot, and drops older ones if there are too many."""
         with self._lock:
             if snapshot not in self._snapshots:
                 self._snapshots.append(snapshot)
@@ -164,7 +164,7 @@ class SessionGroup:
                 len(live) > self.limits.snapshots
                 or sum(one.bytes for one in live) > self.limits.snapshot_mb * MIB
             ):
-                # Only its interpreter goes; the cells that led to it are kept, and build it again.
+                # Only its interpreter ends; the cells that led to it are kept, and can rebuild it.
                 victim = snapshot_to_drop(live)
                 if victim is None:
                     break
@@ -174,13 +174,13 @@ class SessionGroup:
         return [one for one in self._snapshots if one.node is not None]
 
     def drop(self, snapshot: JailSnapshot) -> None:
-        """Ends the interpreter behind a snapshot, which can be rebuilt."""
+        """Ends the interpreter of a snapshot, which can be rebuilt."""
         if snapshot.node is not None and self._channel is not None:
             self.ask({"op": "kill", "nodes": [snapshot.node]})
         snapshot.node, snapshot.bytes = None, 0
 
     def forget(self, snapshot: JailSnapshot) -> None:
-        """Takes a released snapshot out of account."""
+        """Removes a released snapshot from the list."""
         with self._lock:
             if snapshot in self._snapshots:
                 self._snapshots.remove(snapshot)
@@ -190,13 +190,13 @@ class SessionGroup:
                     snapshot.node = None
 
     def lost(self, nodes: Sequence[int]) -> None:
-        """Snapshots whose interpreters a program destroyed: they are rebuilt when asked for."""
+        """Marks snapshots whose interpreters a program destroyed; they are rebuilt on demand."""
         for snapshot in self._snapshots:
             if snapshot.node in nodes:
                 snapshot.node, snapshot.bytes = None, 0
 
     def nearest(self, point: Point) -> tuple[JailSnapshot | None, list[Point]]:
-        """The live snapshot that lies last on the way to ``point``, and the moments after it."""
+        """Returns the latest live snapshot on the path to ``point``, and the states after it."""
         path = point.path()
         for cut in range(len(path), 0, -1):
             for snapshot in self._live():
@@ -205,29 +205,30 @@ class SessionGroup:
         return None, path[1:]
 
     def join(self) -> bool:
-        """Counts one more session that lives here, and reserves its processes.
+        """Registers one more session in this group, and reserves its processes.
 
-        False where the jail has no room for those of a fork.
+        Returns False if the jail has no room for a fork's processes.
         """
         with self._lock:
-            channel = self._channel if self._sessions else None  # those of the first come with the channel
+            # the first session's processes are reserved with the channel
+            channel = self._channel if self._sessions else None
             if channel is not None and not self.pool.enlarge(channel, self.limits.processes):
                 return False
             self._sessions += 1
             return True
 
     def leave(self) -> None:
-        """Gives back what ``join`` reserved; the last session to leave ends the group."""
+        """Returns what ``join`` reserved. The last session to leave ends the group."""
         with self._lock:
             self._sessions -= 1
-            # The channel ends with the last fork and not with the first session, which may be closed long before its forks.
+            # The channel is closed with the last fork, because the first session may be closed long before its forks.
             if self._sessions == 0:
                 self.end()
             elif self._channel is not None:
                 self._channel.processes -= self.limits.processes
 
     def end(self) -> None:
-        """Ends the supervisor and everything in it."""
+        """Ends the supervisor with everything in it."""
         with self._lock:
             if self._channel is not None:
                 self._channel.close()
@@ -237,15 +238,15 @@ class SessionGroup:
 
 
 def snapshot_to_drop(live: list[JailSnapshot]) -> JailSnapshot | None:
-    """Which snapshot to give up: never the first or the newest, nor a pinned one; every second of the rest, oldest first."""
+    """Chooses the snapshot to drop: never the first, newest or pinned ones; every second of the others, oldest first."""
     free = [index for index in range(1, len(live) - 1) if not live[index].pinned]
-    # Every second one, so that those that remain stay spread over the session and none is far from a live one.
+    # Every second one, so that the remaining ones are spread over the session and none is far from a live one.
     odd = [index for index in free if index % 2]
     return live[(odd or free)[0]] if free else None
 
 
 class JailSession:
-    """One interpreter with its files; forks of it are sessions of their own."""
+    """One interpreter with its files. Its forks are separate sessions."""
 
     def __init__(self, group: SessionGroup, point: Point | None = None, node: int | None = None) -> None:
         """Starts a new interpreter, or takes over ``node`` at ``point`` for a session that has joined its group."""
@@ -254,8 +255,8 @@ class JailSession:
         self._node: int | None = group.begin() if node is None else node
         self._closed = False
         self._owner = os.getpid()
-        self._untold: ExecResult | None = None
-        """What the next cell comes to where the state was lost and no result has said so: until one has, no new
+        self._unreported_loss: ExecResult | None = None
+        """The result of the next cell if the state was lost and no result has reported that yet; until then, no new
         interpreter may answer."""
         if node is None:
             group.join()
@@ -269,7 +270,7 @@ class JailSession:
         wall_s: float | None = None,
         variables: bool = False,
     ) -> ExecResult:
-        """Runs one cell; see ``Session``. After one that killed the interpreter, a new and empty one is started."""
+        """Runs one cell; see ``Session``. If it kills the interpreter, a new, empty one is started."""
         self._check_open()
         order = {
             "op": "cell",
@@ -279,9 +280,9 @@ class JailSession:
             "wall_s": wall_s or self._group.limits.wall_s,
             "variables": variables,
         }
-        # Before anything runs: in a new interpreter the cell would fail on names that it has every right to expect.
-        if (untold := self._untold) is not None:
-            self._untold = None
+        # Reported before anything runs, because in a new interpreter the cell would fail on missing names.
+        if (untold := self._unreported_loss) is not None:
+            self._unreported_loss = None
             return untold
         try:
             if self._node is None:
@@ -293,7 +294,7 @@ class JailSession:
             return ExecResult(ExecStatus.SANDBOX_ERROR, fault=str(error), state_lost=True)
 
     def _cell(self, order: dict[str, Any]) -> tuple[ExecResult, str]:
-        """Runs a cell in the present interpreter and records it; with the digest of what it showed."""
+        """Runs a cell in the present interpreter and records it; also returns the digest of its result."""
         began = time.monotonic()
         with self._group.turn(), self._group.pool.slot(order["wall_s"]):
             queued = time.monotonic() - began
@@ -302,7 +303,7 @@ class JailSession:
         self._group.lost(answer["lost"])
         if not answer["alive"]:
             self._node = None
-        # What a replay compares: not stderr and not times, which may differ where the state does not.
+        # Compared by a replay; without stderr and times, which may differ although the state does not.
         text = f"{answer['status']}\n{answer['stdout']}\n{answer['value']}\n{answer['digest']}"
         digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
         self._point = Point(self._point, order, digest)
@@ -313,10 +314,10 @@ class JailSession:
             raise SandboxFault("this session is closed")
 
     def snapshot(self) -> JailSnapshot:
-        """Freezes the interpreter and goes on in a child of it; see ``Session``.
+        """Freezes the interpreter and continues in a child of it; see ``Session``.
 
         Raises:
-            SnapshotRefused: threads, child processes or open files make it unsound, or there is no interpreter.
+            SnapshotRefused: threads, child processes or open files prevent a sound fork, or there is no interpreter.
         """
         self._check_open()
         if self._node is None:
@@ -327,20 +328,20 @@ class JailSession:
             return JailSnapshot(self._group, self._point, None, 0)
         child, size = self._group.child_of(self._node)
         snapshot = JailSnapshot(self._group, self._point, self._node, size)
-        # The interpreter that was frozen is the snapshot now; the session goes on in its child.
+        # The frozen interpreter becomes the snapshot, and the session continues in its child.
         self._node = child
         self._group.keep(snapshot)
         return snapshot
 
     def restore(self, snapshot: JailSnapshot) -> None:
-        """Goes back; see ``Session``. Where it cannot, the next result says that the state is lost."""
+        """Returns to a snapshot; see ``Session``. If it cannot, the next result reports that the state is lost."""
         self._check_open()
         if snapshot.group is not self._group:
             raise SnapshotError("this snapshot belongs to another session")
         if snapshot.released:
             raise SnapshotError("this snapshot was released")
-        # Set before the attempt: a fault on the way leaves the session without its state, and the next result has to say so.
-        self._untold = ExecResult(
+        # Set before the attempt: a fault meanwhile leaves the session without its state, which the next result must report.
+        self._unreported_loss = ExecResult(
             ExecStatus.SANDBOX_ERROR,
             fault="the state was lost when the session could not be restored",
             state_lost=True,
@@ -348,9 +349,9 @@ class JailSession:
         try:
             self._enter(snapshot)
         except StateLost:
-            self._untold = ExecResult(ExecStatus.KILLED, state_lost=True)
+            self._unreported_loss = ExecResult(ExecStatus.KILLED, state_lost=True)
             raise
-        self._untold = None
+        self._unreported_loss = None
 
     def _leave(self) -> None:
         if self._node is not None:
@@ -358,13 +359,13 @@ class JailSession:
             self._node = None
 
     def _enter(self, snapshot: JailSnapshot) -> None:
-        """Goes on from ``snapshot``, which is built again where its interpreter is gone."""
+        """Continues from ``snapshot``, which is rebuilt if its interpreter has ended."""
         if snapshot.node is not None:
             left = [] if self._node is None else [self._node]
             self._node = None
             try:
                 self._node, _ = self._group.child_of(snapshot.node, left)
-            except SnapshotRefused:  # its program left a timer or something else in it that ended it since
+            except SnapshotRefused:  # a timer or another effect of its program has ended it
                 self._group.drop(snapshot)
         if snapshot.node is None:
             self._leave()
@@ -372,13 +373,13 @@ class JailSession:
         self._point = snapshot.point
 
     def _rebuild(self, snapshot: JailSnapshot) -> None:
-        """Runs the cells since the nearest live snapshot again and compares what they show.
+        """Repeats the cells since the nearest live snapshot and compares their results.
 
         Raises:
-            StateLost: a cell showed something else than before, or they take too long.
+            StateLost: a result differs, or the cells take too long.
         """
         missing = self._enter_nearest(snapshot.point)
-        # One deadline for all cells together: each of them alone may take as long as it once did.
+        # One deadline for all cells together; each one may take as long as it did before.
         end = time.monotonic() + bounded_by_call(REBUILD_S)
         for number, point in enumerate(missing, 1):
             _, digest = self._cell(dict(point.order))
@@ -392,7 +393,7 @@ class JailSession:
             self._freeze_again(snapshot, self._node)
 
     def _enter_nearest(self, point: Point) -> list[Point]:
-        """Goes on from the live snapshot that lies last on the way to ``point``; the moments that are missing then."""
+        """Continues from the latest live snapshot on the path to ``point``; returns the states after it."""
         while True:
             start, missing = self._group.nearest(point)
             if start is None or start.node is None:
@@ -400,17 +401,17 @@ class JailSession:
                 return missing
             try:
                 self._node, _ = self._group.child_of(start.node)
-            except SnapshotRefused:  # its program left something in it that keeps it from forking
+            except SnapshotRefused:  # an effect of its program prevents it from forking
                 self._group.drop(start)
             else:
                 self._point = start.point
                 return missing
 
     def _freeze_again(self, snapshot: JailSnapshot, node: int) -> None:
-        """Makes the interpreter that came to ``snapshot`` again what stands for it, where it lets itself be frozen."""
+        """Freezes the interpreter that was rebuilt for ``snapshot`` as its new node, if it can be frozen."""
         try:
             self._node, snapshot.bytes = self._group.child_of(node)
-        except SnapshotRefused:  # it stands where it should, and will have to be built again
+        except SnapshotRefused:  # the state is right, but has to be rebuilt next time
             return
         snapshot.node = node
         self._group.keep(snapshot)
@@ -420,16 +421,16 @@ class JailSession:
     @overload
     def fork(self, n: int) -> "list[JailSession]": ...
     def fork(self, n: int | None = None) -> "JailSession | list[JailSession]":
-        """One twin, or ``n``, in the present state; they take turns with this one.
+        """Makes one copy, or a list of ``n``, in the present state; they take turns with this session.
 
         Raises:
-            SnapshotRefused: as for ``snapshot``.
+            SnapshotRefused: see ``snapshot``.
         """
         snapshot = self.snapshot()
         forks: list[JailSession] = []
         try:
             for _ in range(1 if n is None else n):
-                forks.append(self._twin(snapshot))
+                forks.append(self._fork_at(snapshot))
         except BaseException:
             for fork in forks:
                 fork.close()
@@ -438,11 +439,11 @@ class JailSession:
             snapshot.release()
         return forks[0] if n is None else forks
 
-    def _twin(self, snapshot: JailSnapshot) -> "JailSession":
-        """A fork of ``snapshot``: beside it, or built again in another jail where this one has no room for its processes."""
-        # Joined before the fork: the processes of the twin are reserved before there are any.
+    def _fork_at(self, snapshot: JailSnapshot) -> "JailSession":
+        """Forks ``snapshot`` in this group, or rebuilds it in another jail if this one lacks room for its processes."""
+        # Joined before the fork, so that the copy's processes are reserved before they exist.
         if snapshot.node is None or not self._group.join():
-            return self._twin_elsewhere(snapshot.point)
+            return self._fork_in_new_group(snapshot.point)
         try:
             child, _ = self._group.child_of(snapshot.node)
         except BaseException:
@@ -450,7 +451,7 @@ class JailSession:
             raise
         return JailSession(self._group, snapshot.point, child)
 
-    def _twin_elsewhere(self, point: Point) -> "JailSession":
+    def _fork_in_new_group(self, point: Point) -> "JailSession":
         old = self._group
         group = SessionGroup(old.pool, old._open_channel, old.limits, old._files, old.freezes)
         twin, snapshot = JailSession(group), JailSnapshot(group, point, None, 0)
@@ -465,20 +466,20 @@ class JailSession:
         return twin
 
     def read(self, *names: str) -> dict[str, bytes]:
-        """The named files; those that are missing or no regular files are left out."""
+        """Reads the named files; missing and non-regular ones are left out."""
         answer = self._group.ask({"op": "files", "node": self._node, "collect": list(names)})
         return {name: base64.b64decode(content) for name, content in answer["files"].items()}
 
     def close(self) -> None:
-        """Ends the interpreter; a second call does nothing."""
+        """Ends the interpreter. A second call does nothing."""
         if not self._closed:
             self._closed = True
             node, self._node = self._node, None
             _end(self._group, node)
 
     def __del__(self) -> None:
-        """Has a session ended that nobody closed; not here, since the thread that collects it may hold a lock."""
-        # One that could not be begun has no such attributes, and what a forked process has is its parent's.
+        """Schedules the end of a session that was never closed; not directly, because this thread may hold a lock."""
+        # A session that failed to start lacks these attributes, and a forked process must not end its parent's.
         if not self.__dict__.get("_closed", True) and self._owner == os.getpid():
             self._group.pool.end_later(functools.partial(_end, self._group, self._node))
 

@@ -1,4 +1,4 @@
-"""What a jail's interpreter is started with: a few lines on its command line, the rest through its control channel."""
+"""The source that a jail's interpreter runs: a few lines on its command line, the rest through its control channel."""
 
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ boot(given["setup"])
 
 
 def boot_message(setup: dict[str, Any]) -> bytes:
-    """The first bytes on a jail's channel: our modules, and what the zygote must know."""
+    """Returns the first bytes on a jail's channel: the modules of this package, and the settings of the zygote."""
     packages = [PACKAGE.rsplit(".", cut)[0] for cut in (2, 1)] + [PACKAGE]
     modules = dict.fromkeys(packages, "")
     for path in sorted(JAIL.glob("*.py")):

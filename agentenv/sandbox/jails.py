@@ -1,4 +1,4 @@
-"""One jail as its owner sees it: a process behind a wall, and channels through the wall."""
+"""One jail from the perspective of its owner: a process behind a boundary, and channels through that."""
 
 import contextlib
 import itertools
@@ -23,7 +23,7 @@ SEND_S = 10
 class Spawner(threading.Thread):
     """Starts every jail from one thread that lives as long as the process.
 
-    The kernel kills a jail when the *thread* that started it ends (``--die-with-parent``), so no short-lived one may.
+    The kernel kills a jail when the *thread* that started it ends (``--die-with-parent``), so no short-lived thread may.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Spawner(threading.Thread):
         )
 
     def run(self) -> None:
-        """Starts what is ordered until the process ends."""
+        """Starts ordered processes until this process ends."""
         while True:
             future, command, options = self._orders.get()
             try:
@@ -53,50 +53,50 @@ _spawner_lock = threading.Lock()
 
 
 def spawn(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
-    """Starts a process that dies with this one."""
+    """Starts a process that ends with this one."""
     global _spawner
-    # Two threads that start their first jails at once would otherwise have a spawner each.
+    # The lock is needed because two threads that start their first jails at once would otherwise make two spawners.
     with _spawner_lock:
-        if _spawner is None or _spawner[0] != os.getpid():  # a forked child has no threads
+        if _spawner is None or _spawner[0] != os.getpid():  # a forked process has no threads
             _spawner = (os.getpid(), Spawner())
             _spawner[1].start()
     return _spawner[1].start_process(command, **options)
 
 
 class JailDied(Exception):
-    """The jail, or the one supervisor that was asked, is gone; the message says what is known."""
+    """The jail, or the supervisor that was asked, has ended; the message says what is known."""
 
 
 class Channel:
-    """One supervisor: orders and answers, strictly in turn."""
+    """The channel to one supervisor: orders and answers strictly alternate."""
 
     def __init__(self, jail: "Jail", number: int, processes: int) -> None:
         self.jail, self._number = jail, number
         self.processes = processes
-        """Processes that it may have at a time, its supervisor included."""
+        """Largest number of its processes at a time, including the supervisor."""
         self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._serials = itertools.count(1)
         self._closed = False
 
     def deliver(self, body: bytes) -> None:
-        """Called by the jail's reader; an empty body says that the supervisor is gone."""
+        """Called by the jail's reader. An empty body means that the supervisor has ended."""
         self._answers.put(body)
 
     def ask(self, order: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         """Sends an order and waits for its answer.
 
-        Both bear the same number: a supervisor that began later refuses the order, and an answer that came too late is none.
+        Both have the same serial number: a new supervisor refuses an old order, and a late answer is dropped.
 
         Raises:
-            JailDied: the supervisor or its jail is gone, did not answer in time, or answered another order.
+            JailDied: the supervisor or its jail has ended, did not answer in time, or answered another order.
         """
         with self._lock:
             if self._closed:
                 raise JailDied("the channel is closed")
             serial = next(self._serials)
-            # Under the lock until the answer is here, because a channel has no other way to tell the answers of two
-            # orders apart.
+            # The lock is held until the answer arrives, because a channel cannot otherwise distinguish the answers of two
+            # orders.
             self.jail.send(self._number, frames.encode({**order, "serial": serial}))
             try:
                 body = self._answers.get(timeout=timeout_s)
@@ -116,37 +116,37 @@ class Channel:
         return answer
 
     def close(self) -> None:
-        """Ends the supervisor and all that it watches; a second call does nothing."""
+        """Ends the supervisor with all of its processes. A second call does nothing."""
         if not self._closed:
             self._closed = True
             self.jail.end(self._number)
 
 
 class JailHost(Protocol):
-    """What holds a jail: a process of this machine or a container; when it ends, all of the jail does."""
+    """The process or container of a jail. When it ends, the whole jail ends."""
 
     def kill(self) -> None:
-        """Ends it at once; where nothing is left of it, does nothing."""
+        """Ends it at once; does nothing if it has ended."""
 
     def wait(self) -> object:
-        """Waits until nothing is left of it."""
+        """Waits until it has ended completely."""
 
 
 class ZygoteStream(Protocol):
     """The stream to a zygote."""
 
     def read(self, size: int) -> bytes:
-        """At most ``size`` bytes; none at the end of the stream."""
+        """Reads at most ``size`` bytes; returns none at the end of the stream."""
 
     def write(self, data: bytes) -> None:
-        """Writes all of ``data``; ``OSError`` where nobody takes it within ``SEND_S``."""
+        """Writes all of ``data``; raises ``OSError`` if nobody reads it within ``SEND_S``."""
 
     def close(self) -> None:
-        """Gives its descriptor back."""
+        """Closes its descriptor."""
 
 
 class SocketLink:
-    """A link over a plain socket."""
+    """A stream over a plain socket."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
@@ -166,22 +166,22 @@ class SocketLink:
 
 
 def never_stall(sock: socket.socket) -> None:
-    """A zygote that takes nothing must not stop its owner: writing fails after ``SEND_S``; reading may wait for ever."""
+    """Sets a write timeout of ``SEND_S``, because a zygote that does not read must not block its owner; reads may wait."""
     sock.settimeout(None)
-    # A timeout of Python's own would make the reader wait no longer than that either.
+    # Not by Python's own timeout, which would limit reads as well.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", SEND_S, 0))
 
 
 class Jail:
-    """A zygote behind its wall."""
+    """A zygote in its isolated environment."""
 
     def __init__(self, outside: JailHost, link: ZygoteStream, errors: IO[bytes], message: bytes) -> None:
-        """Takes over what was started.
+        """Takes ownership of a started jail.
 
         Args:
-            outside: Holds all of the jail.
+            outside: The process or container of the jail.
             link: The stream to the zygote.
-            errors: What the jail writes to stderr while it starts.
+            errors: The jail's stderr while it starts.
             message: The first bytes to send.
         """
         self._outside, self._link, self._errors = outside, link, errors
@@ -195,7 +195,7 @@ class Jail:
         self._reader.start()
 
     def _read(self, message: bytes) -> None:
-        """Carries what the zygote says to the channels, until it is gone."""
+        """Passes messages from the zygote to the channels until it ends."""
         try:
             self._link.write(message)
             frames.read_frame(self._link.read)
@@ -209,18 +209,18 @@ class Jail:
         except (frames.Closed, OSError):
             pass
         finally:
-            self._bury()
+            self._clean_up()
 
-    def _bury(self) -> None:
-        """Ends and reaps what holds the jail, tells every channel, and gives all descriptors back."""
+    def _clean_up(self) -> None:
+        """Ends and reaps the process of the jail, notifies every channel, and closes all descriptors."""
         self._outside.kill()
         self._outside.wait()
         with self._lock:
             self.closed = True
-            # Closed and emptied in one step: a channel that was opened in between would never be told.
+            # Closed and emptied in one step, because a channel opened in between would never be notified.
             left = list(self._channels.values())
             self._channels.clear()
-        # Read only now that the jail has ended, and all that it wrote is there.
+        # Read after the jail has ended, so that its output is complete.
         self._errors.seek(0)
         self.last_error = self._errors.read(2000).decode("utf-8", "replace").strip()
         if not self._ready.done():
@@ -232,7 +232,7 @@ class Jail:
         self._errors.close()
 
     def await_ready(self) -> None:
-        """Waits until the zygote takes orders.
+        """Waits until the zygote accepts orders.
 
         Raises:
             SandboxFault: it does not start, or not in time.
@@ -244,19 +244,19 @@ class Jail:
             raise SandboxFault(f"a jail did not start within {START_S:.0f} s") from None
 
     def channel(self, processes: int = 1, *, session: bool = False) -> Channel:
-        """A new supervisor, which begins with the first order: that of a run, or of a session.
+        """Opens a channel to a new supervisor, which starts with the first order: that of a run or of a session.
 
         Args:
-            processes: Processes that it may have at a time, itself included.
+            processes: Largest number of its processes at a time, including itself.
             session: Whether its orders are those of a session.
 
         Raises:
-            JailDied: the jail is gone.
+            JailDied: the jail has ended.
         """
         with self._lock:
             if self.closed:
                 raise JailDied("the jail is gone")
-            # Numbers are never used again, so that a late answer finds no channel rather than the wrong one.
+            # Numbers are never reused, so that a late answer finds no channel instead of a wrong one.
             number = next(self._numbers) | (frames.SESSION if session else 0)
             self._channels[number] = Channel(self, number, processes)
             return self._channels[number]
@@ -265,7 +265,7 @@ class Jail:
         """Writes one frame.
 
         Raises:
-            JailDied: nobody takes it.
+            JailDied: the jail does not read it.
         """
         with self._lock:
             if self.closed:
@@ -283,17 +283,17 @@ class Jail:
 
     @property
     def load(self) -> int:
-        """Supervisors that run in it."""
+        """Number of supervisors in the jail."""
         return len(self._channels)
 
     @property
     def taken(self) -> int:
-        """Processes that the supervisors in it may have together."""
+        """Number of processes that its supervisors may have together."""
         return sum(channel.processes for channel in tuple(self._channels.values()))
 
     def close(self) -> None:
-        """Ends everything in it; a second call does nothing."""
+        """Ends everything in the jail. A second call does nothing."""
         self._outside.kill()
-        # The reader buries the jail itself, and a thread cannot wait for its own end.
+        # The reader ends the jail itself, and a thread cannot wait for its own end.
         if threading.current_thread() is not self._reader:
             self._reader.join(START_S)

@@ -1,4 +1,4 @@
-"""Whose jail is whose: every jail's name tells its owner to who can see the owner, and nothing to anybody else.
+"""Names of jails, which identify the owner to those who can see its process, and reveal nothing to others.
 
 A name is a digest of the boot and of the owner's process. Whether the owner lives is found by the digests of all processes.
 """
@@ -15,7 +15,7 @@ NAME = re.compile(f"{PREFIX}:([0-9a-f]{{24}})")
 
 
 def start_time(pid: int) -> str | None:
-    """When a process started, in clock ticks since boot; None where there is none or it is a zombie."""
+    """Returns when a process started, in clock ticks since boot; None if it does not exist or is a zombie."""
     try:
         fields = (
             Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
@@ -26,14 +26,14 @@ def start_time(pid: int) -> str | None:
 
 
 def boot() -> str:
-    """A name for the present boot of this machine."""
+    """Returns a name for the present boot of this machine."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
 
 
 def owner_of(pid: int) -> str | None:
-    """The name of a process as an owner; None where it is gone.
+    """Returns the name of a process as an owner; None if it has ended.
 
-    The time when it started tells it from a later one of the same number.
+    The start time distinguishes it from a later process with the same id.
     """
     started = start_time(pid)
     if started is None:
@@ -42,24 +42,24 @@ def owner_of(pid: int) -> str | None:
 
 
 def label() -> str:
-    """The name of a jail of this process."""
+    """Returns the name of a jail of this process."""
     return f"{PREFIX}:{owner_of(os.getpid())}"
 
 
 def parse(name: str) -> str | None:
-    """The owner in a jail's name, or None where it is no jail's."""
+    """Returns the owner in a jail's name; None if it is no jail's name."""
     found = NAME.fullmatch(name)
     return found[1] if found else None
 
 
 def living() -> set[str]:
-    """Every process of this machine, as an owner."""
+    """Returns the owner names of all processes of this machine."""
     found = (owner_of(int(entry.name)) for entry in Path("/proc").iterdir() if entry.name.isdigit())
     return {owner for owner in found if owner is not None}
 
 
 def jails() -> dict[int, str]:
-    """Every jail's outer process on this machine and its owner."""
+    """Returns the outer process of every jail on this machine, with its owner."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -71,8 +71,8 @@ def jails() -> dict[int, str]:
 
 
 def reap_orphans() -> int:
-    """Kills every jail whose owner is gone; returns how many. Start-up and the reaper call it."""
-    found = jails()  # before the living: a jail that is started meanwhile is not in it
+    """Kills every jail whose owner has ended; returns their number. Called at start-up and by the reaper."""
+    found = jails()  # listed before the live processes, so that jails started meanwhile are not included
     alive = living() if found else set()
     orphans = [pid for pid, owner in found.items() if owner not in alive]
     for pid in orphans:

@@ -1,7 +1,7 @@
-"""Becomes ``bwrap`` as an unprivileged user: run as a script by the owner, once a jail.
+"""Becomes ``bwrap`` as an unprivileged user. The owner runs it as a script for every jail.
 
-Started by root, it first makes private copies of the mounts that the jail needs, because the interpreter's folder may
-lie where nobody but root can look; then it gives up root for good.
+If root starts it, it first makes private copies of the mounts that the jail needs, because the interpreter's folder may be
+accessible only to root; then it permanently drops root.
 """
 
 import ctypes
@@ -23,12 +23,12 @@ def mount(source: str, target: str, kind: str | None, flags: int) -> None:
 
 
 def reachable(sources: list[str]) -> list[str]:
-    """Paths that lead an unprivileged user to the same folders, visible to this process and its children only."""
+    """Returns paths of the same folders that an unprivileged user can access, visible only to this process's children."""
     if ctypes.CDLL(None).unshare(CLONE_NEWNS):
         return sources
-    # Private first, or the mounts that follow would appear in the host's own table.
+    # Made private first, because the following mounts would otherwise appear in the host's own table.
     mount("none", "/", None, MS_REC | MS_PRIVATE)
-    # A source may lie in the folder that is covered next.
+    # Opened first, because a source may lie in a folder that is covered by a later mount.
     handles = [os.open(source, os.O_PATH) for source in sources]
     mount("tmpfs", "/tmp", "tmpfs", 0)
     os.chmod("/tmp", 0o755)
@@ -42,13 +42,13 @@ def reachable(sources: list[str]) -> list[str]:
 
 
 def main() -> None:
-    """Reads the plan from the descriptor that the first argument names, and replaces itself."""
+    """Reads the plan from the descriptor in the first argument, and replaces this process by bwrap."""
     with open(int(sys.argv[1]), encoding="utf-8") as stream:
         plan = json.load(stream)
     sources = [source for source, _ in plan["binds"]]
     if os.getuid() == 0:
         sources = reachable(sources)
-        # Groups before the user: without root they could not be given up any more.
+        # Groups are dropped before the user, because that requires root.
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
@@ -59,7 +59,7 @@ def main() -> None:
     os.set_inheritable(reading, True)
     os.write(writing, b"\0".join(word.encode() for word in arguments) + b"\0")
     os.close(writing)
-    # Arguments by descriptor: the process list shows the label and nothing of the host.
+    # Arguments are passed by a descriptor, so that the process list shows only the label.
     os.execv(plan["bwrap"], [plan["label"], "--args", str(reading), *plan["command"]])
 
 

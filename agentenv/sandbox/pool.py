@@ -1,4 +1,4 @@
-"""Warm jails: started ahead, one trust domain each, replaced when they die, never more than the quota."""
+"""A pool of jails: started in advance, one trust domain each, replaced when they die, never more than the quota."""
 
 import contextlib
 import itertools
@@ -19,27 +19,27 @@ WAIT_S = 60.0
 
 
 class Slots:
-    """The right to run one of a few programs at a time, for as many as wait.
+    """A semaphore for running programs with a fair timeout.
 
-    A caller that waits is refused only when no program has ended for too long, beyond the time that the running ones may
-    take. No program can bring that about, and a long queue of slow programs is no failure. While a caller waits, its
-    deadline stands still.
+    A waiting caller is refused only if no program has ended for too long, beyond the time limits of the running ones.
+    Programs cannot cause this, and a long queue of slow programs is not a failure. While a caller waits, its deadline is
+    held.
     """
 
     def __init__(self, count: int, wait_s: float) -> None:
-        """``count`` programs at a time; ``wait_s`` seconds are too long without an end of one that should have ended."""
+        """``count`` programs may run at a time; ``wait_s`` seconds without an end of a program that is due are too long."""
         self._free = threading.BoundedSemaphore(count)
         self._wait_s, self._moved, self._due = wait_s, time.monotonic(), 0.0
 
     def take(self, seconds: float = 0.0) -> bool:
-        """Waits for the right to run for so many seconds; False where it could not be had."""
-        # First without waiting: a caller that need not wait does not hold its deadline either.
+        """Waits for permission to run for ``seconds``; False if there is none in time."""
+        # Tried first without waiting, so that a caller that need not wait does not hold its deadline.
         if not self._free.acquire(blocking=False):
             with waiting_for_others():
                 if not self._wait(time.monotonic()):
                     return False
         self.moved()
-        # Until then a program that has begun may run without anybody having to be at fault.
+        # Until then, a started program may run without anything being wrong.
         self._due = max(self._due, self._moved + seconds)
         return True
 
@@ -50,25 +50,24 @@ class Slots:
         return False
 
     def moved(self) -> None:
-        """Says that a program came to an end, or began."""
+        """Records that a program has ended or started."""
         self._moved = time.monotonic()
 
     def give(self) -> None:
-        """Hands the right on."""
+        """Returns the permission."""
         self.moved()
         self._free.release()
 
 
 class Pool:
-    """Hands out jails.
+    """Assigns jails to callers.
 
-    A jail serves one trust domain at a time. Once nothing runs in it, it holds nothing of whom it served, since no message
-    passes through what it forks, and it may serve another one. At most
-    ``slots`` programs run at a time; a caller that waits is charged queue time and refused where none ends for ``wait_s``.
+    A jail serves one trust domain at a time. When nothing runs in it, it contains nothing of that domain, because no message
+    passes through the processes from which it forks, so it may serve another one. At most ``slots`` programs run at a time.
+    A waiting caller is charged queue time, and refused if no program ends for ``wait_s``.
 
-    Where a jail bounds the processes of all that runs in it together, every run, every session and every fork of one
-    reserves as many as its own limits allow. So no program can use up what another one was promised; a domain that needs
-    more gets another jail.
+    If a jail limits the processes of everything in it together, every run, session and fork reserves as many as its own
+    limits allow. So no program can use up what was promised to another one. A domain that needs more gets another jail.
     """
 
     def __init__(
@@ -85,11 +84,12 @@ class Pool:
 
         Args:
             start: Starts one jail; the pool waits for it.
-            size: Jails that a domain has at a time while its programs fit into them, and that are kept in reserve.
-            slots: Programs that run at a time; None is one for each processor.
-            quota: Jails at a time, over all domains.
-            wait_s: Seconds that a caller waits for a jail; for a slot, as long as programs come to an end so often.
-            processes: Processes and threads that one jail has room for; None where it sets no bound of its own.
+            size: Number of jails that a domain uses at a time while its programs fit into them, and of jails kept in
+                reserve.
+            slots: Number of programs that run at a time; None is one for each processor.
+            quota: Largest number of jails of all domains together.
+            wait_s: Seconds that a caller waits for a jail; for a slot, the longest time without the end of a program.
+            processes: Number of processes and threads for which one jail has room; None if it sets no such limit.
         """
         self._start, self._size, self._quota, self._wait_s = start, size, quota, wait_s
         self._processes = processes
@@ -98,7 +98,7 @@ class Pool:
         self._reserve: list[Future[Jail]] = []
         self._domains: dict[str, list[Future[Jail]]] = {}
         self._leases: Counter[Future[Jail]] = Counter()
-        """Processes of callers that have been given a jail and have opened no channel in it yet."""
+        """Processes reserved for callers that were assigned a jail and have not opened a channel in it yet."""
         self._turn = 0
         self._closed = False
         self._left: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -107,16 +107,16 @@ class Pool:
             self._refill()
 
     def _refill(self) -> None:
-        """Orders what is missing in the reserve; the caller holds the lock."""
+        """Starts the missing jails of the reserve. The caller holds the lock."""
         have = sum(len(jails) for jails in self._domains.values())
-        # Ordered ahead, because a jail takes as long to start as many programs take to run.
+        # Started in advance, because a jail takes as long to start as many programs take to run.
         while len(self._reserve) < min(self._size, self._quota - have):
             self._reserve.append(self._starter.submit(self._boot))
 
     def _boot(self) -> Jail:
         try:
             jail = self._start()
-        # A full disk, no descriptor left, or a program that was removed since the first jail was started.
+        # The disk is full, no descriptor is left, or a program was removed since the first jail was started.
         except (OSError, ConfigurationError) as error:
             raise SandboxFault(f"a jail cannot be started: {error}") from error
         jail.await_ready()
@@ -124,10 +124,10 @@ class Pool:
 
     @contextlib.contextmanager
     def slot(self, seconds: float = 0.0) -> Iterator[float]:
-        """The right to run one program, which may take so many seconds; gives the seconds that it took to get it.
+        """Waits for permission to run one program for ``seconds``; yields the waiting time in seconds.
 
         Raises:
-            SandboxFault: none became free in time.
+            SandboxFault: there was none in time.
         """
         began = time.monotonic()
         if not self._slots.take(seconds):
@@ -140,33 +140,33 @@ class Pool:
             self._slots.give()
 
     def channel(self, domain: str, processes: int, *, session: bool = False) -> Channel:
-        """A new supervisor in a jail of ``domain``, for one run or for a session that may have so many processes at a time.
+        """Opens a channel to a new supervisor in a jail of ``domain``, with at most so many processes at a time.
 
         Raises:
             ConfigurationError: no jail has room for so many processes.
-            JailDied: the jail is gone.
-            SandboxFault: none could be started, or the quota is used up.
+            JailDied: the jail has ended.
+            SandboxFault: no jail could be started, or the quota is used up.
         """
-        # The lease holds the processes from the choice of the jail until its channel counts them: without it two
-        # callers could be promised the last ones.
+        # The lease reserves the processes until the channel counts them. Without it, the last ones could be promised to two
+        # callers.
         ordered = self._lease(domain, processes)
         try:
-            return self._finish_boot(ordered).channel(processes, session=session)
+            return self._await_boot(ordered).channel(processes, session=session)
         finally:
             self._release(ordered, processes)
 
     def end_later(self, end: Callable[[], None]) -> None:
-        """Has ``end_left`` call ``end``; takes no lock, so that a garbage collector may call it."""
+        """Makes ``end_left`` call ``end`` later. It takes no lock, so a finaliser may call it."""
         self._left.put(end)
 
     def end_left(self) -> None:
-        """Ends the sessions that nobody closed. The caller holds no lock of another session."""
+        """Ends the sessions that were never closed. The caller must not hold the lock of another session."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self._left.get_nowait()()
 
     def enlarge(self, channel: Channel, processes: int) -> bool:
-        """Reserves more processes for a supervisor; False where its jail has no room for them."""
+        """Reserves more processes for a supervisor; False if its jail has no room for them."""
         with self._lock:
             for ordered in itertools.chain.from_iterable(self._domains.values()):
                 known = ordered.done() and not _dead(ordered) and ordered.result() is channel.jail
@@ -176,14 +176,14 @@ class Pool:
             return True
 
     def jail(self, domain: str) -> Jail:
-        """A live jail of ``domain``, in turn.
+        """Returns a live jail of ``domain``; several are used in turn.
 
         Raises:
-            SandboxFault: none could be started, or the quota is used up.
+            SandboxFault: no jail could be started, or the quota is used up.
         """
         ordered = self._lease(domain, 1)
         self._release(ordered, 1)
-        return self._finish_boot(ordered)
+        return self._await_boot(ordered)
 
     def _release(self, ordered: "Future[Jail]", processes: int) -> None:
         with self._lock:
@@ -200,8 +200,7 @@ class Pool:
         with self._lock:
             if self._closed:
                 raise SandboxFault("the executor is closed")
-            # Taken out while it is decided, so that an idle jail of this domain is not found as one of another
-            # domain.
+            # Removed while this is decided, so that an idle jail of this domain is not taken for that of another one.
             own = [ordered for ordered in self._domains.pop(domain, []) if not _dead(ordered)]
             try:
                 roomy = [ordered for ordered in own if self._room(ordered) >= processes]
@@ -212,33 +211,33 @@ class Pool:
                 if own:
                     self._domains[domain] = own
             self._turn += 1
-            # In turn, so that the programs of a domain spread over its jails.
+            # In turn, so that the programs of a domain are spread over its jails.
             ordered = roomy[self._turn % len(roomy)]
             self._leases[ordered] += processes
             self._refill()
             return ordered
 
     def _room(self, ordered: "Future[Jail]") -> float:
-        """Processes that may still be reserved in a jail; the caller holds the lock."""
+        """Returns the number of processes that can still be reserved in a jail. The caller holds the lock."""
         if self._processes is None:
             return math.inf
         taken = ordered.result().taken if ordered.done() else 0
         return self._processes - taken - self._leases[ordered]
 
-    def _finish_boot(self, ordered: "Future[Jail]") -> Jail:
+    def _await_boot(self, ordered: "Future[Jail]") -> Jail:
         try:
             return ordered.result(self._wait_s)
         except TimeoutError:
             raise SandboxFault(f"no jail was ready within {self._wait_s:.0f} s") from None
-        # A jail that was only ordered is cancelled when the pool is closed, and somebody may wait for it.
+        # Closing the pool cancels a jail that has not been started, and a caller may be waiting for it.
         except CancelledError:
             raise SandboxFault("the executor is closed") from None
 
     def warm(self) -> None:
-        """Waits until every jail that was ordered takes programs.
+        """Waits until all jails that are being started accept programs.
 
         Raises:
-            SandboxFault: one could not be started.
+            SandboxFault: a jail could not be started.
         """
         with self._lock:
             ordered = [*self._reserve, *(one for jails in self._domains.values() for one in jails)]
@@ -246,7 +245,7 @@ class Pool:
             one.result()
 
     def _take(self, own: int) -> Future[Jail]:
-        """One that has become idle in another domain, one from the reserve, or a new one, for a domain that has ``own``."""
+        """Returns an idle jail of another domain, one of the reserve, or a new one, for a domain that has ``own`` jails."""
         if idle := self._take_idle():
             return idle
         self._reserve = [ordered for ordered in self._reserve if not _dead(ordered)]
@@ -267,17 +266,17 @@ class Pool:
         return None
 
     def _idle(self, ordered: "Future[Jail]") -> bool:
-        """Whether nothing runs in a jail and nobody is about to run anything."""
+        """Whether nothing runs in a jail and no caller is about to use it."""
         return ordered.done() and not self._leases[ordered] and ordered.result().load == 0
 
     def close(self) -> None:
-        """Ends every jail; a second call does nothing."""
+        """Ends every jail. A second call does nothing."""
         with self._lock:
             self._closed = True
             ordered = [*self._reserve, *(one for jails in self._domains.values() for one in jails)]
-            # Taken under the lock and closed outside of it, because a jail that is still starting is waited for.
+            # Taken under the lock but closed outside of it, because closing waits for jails that are still starting.
             self._reserve, self._domains = [], {}
-        # All are cancelled before any is waited for, so that callers of those that have not begun are told at once.
+        # All are cancelled before any is waited for, so that callers of those not started are notified at once.
         for one in [one for one in ordered if not one.cancel()]:
             if not one.exception():
                 one.result().close()

@@ -1,7 +1,7 @@
-"""Removes the containers of a dead owner: run as a script beside it, with its pid and the labels of its containers.
+"""Removes the containers of an ended owner. It runs as a script, with the owner's pid and its containers' labels.
 
-A container ends with its owner anyway, because its input does. This one is for what was created and not yet started, for a
-zygote that no longer listens, and for an engine that was away at that moment.
+A container usually ends with its owner, because its input does. The reaper handles containers that were created but not
+started, zygotes that no longer read, and engines that were unreachable at that moment.
 """
 
 import os
@@ -11,21 +11,21 @@ import time
 
 EVERY_S = 0.5
 QUIET = 6
-"""Sweeps in a row that must find nothing: an order of the dead owner may still be on its way."""
+"""Number of consecutive sweeps that must find nothing, because a request of the owner may still be in progress."""
 GIVE_UP_S = 120.0
 
 
 def await_death(pid: int) -> None:
-    """Returns once ``pid``, the parent of this process, has ended."""
-    # A handle and not the number, which the system may give to another process.
+    """Returns when ``pid``, the parent of this process, has ended."""
+    # A handle instead of the pid, which may be reused.
     handle = os.pidfd_open(pid)
-    if os.getppid() == pid:  # or else it ended before, and the number may be another's
+    if os.getppid() == pid:  # otherwise it ended before, and the pid may be reused
         select.select([handle], [], [])
     os.close(handle)
 
 
 def sweep(labels: list[str]) -> None:
-    """Removes every container with all of ``labels``, again and again until there is none any more."""
+    """Removes all containers with all of ``labels`` repeatedly until none is left."""
     import docker
 
     end, quiet = time.monotonic() + GIVE_UP_S, 0
@@ -38,7 +38,7 @@ def sweep(labels: list[str]) -> None:
                 engine.remove_container(one["Id"], force=True, v=True)
             engine.close()
         except Exception:
-            # An engine that is away comes back, and what is being removed already is as good as gone.
+            # Errors are ignored: the engine may be unreachable for a while, or a container may already be in removal.
             quiet = 0
         time.sleep(EVERY_S)
 

@@ -1,4 +1,4 @@
-"""The system calls that no program in a jail may make, compiled once a process."""
+"""The system calls that programs in a jail may not make, compiled once per process."""
 
 import errno
 import functools
@@ -18,63 +18,63 @@ DENIED = """
     clock_settime clock_adjtime settimeofday adjtimex open_by_handle_at name_to_handle_at fanotify_init
     memfd_secret shmget shmat shmctl semget semop semctl semtimedop msgget msgsnd msgrcv msgctl mq_open mq_unlink
 """
-"""By line: namespaces, mounts and roots; other processes; the kernel itself; clocks, handles, and what one run could leave
-for another."""
+"""One group per line: namespaces, mounts and roots; other processes; the kernel itself; clocks, handles, and everything by
+which a run could leave data for another."""
 DENIED_NUMBERS = {"quotactl_fd": 443, "statmount": 457, "listmount": 458, "open_tree_attr": 467}
-"""Calls that libseccomp may not know yet; the kernel gives them the same number on every machine."""
+"""Calls that libseccomp may not know yet; their numbers are the same on every machine."""
 NAMESPACE_FLAGS = 0x7E020080  # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET, NEWTIME
 SELF_ONLY = ["prlimit64", "sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr"]
 SIGNALS = ["kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo"]
 FCNTL_OWNER = (8, 10, 15)  # F_SETOWN, F_SETSIG, F_SETOWN_EX: signals by a back door
 IOCTL_OWNER = (0x8901, 0x8902, 0x5412)  # FIOSETOWN, SIOCSPGRP, TIOCSTI
 OTHER_FAMILIES = {0: 1, 3: 1, 4: 4, 8: 2, 11: 1, 12: 4}
-"""Families of sockets below 16 but AF_UNIX, AF_INET and AF_INET6, in groups: the first of each, and how many it has.
+"""Socket families below 16 except AF_UNIX, AF_INET and AF_INET6, in ranges: the first of each, and the number of them.
 
-The network namespace is empty. The kernel spends time on every rule of a filter.
+The network namespace is empty. Ranges are used because the kernel spends time on every rule of a filter.
 """
 BINARY_TREE = 2
-"""What libseccomp calls the order of a filter in which few rules are gone through for each call."""
+"""libseccomp's name for a filter layout in which few rules are checked for each call."""
 PR_SET_MM = 35
-RLIMIT_NPROC = 6  # of Linux, where the filter is; other systems have another number, or none
+RLIMIT_NPROC = 6  # the number on Linux, the only system with this filter
 MADV_PAGEOUT = 21
-"""Where the machine has swap, a program could put there what it holds, and the memory watch would not see it."""
+"""With swap, a program could move its memory there, where the memory watch would not see it."""
 MADV_DONTFORK, MADV_WIPEONFORK = 10, 18
 MAP_TYPE, MAP_DROPPABLE = 0xF, 8
-"""Memory that a snapshot would lose; programs and libraries do without it, as on kernels that do not know it."""
+"""Memory that a snapshot would lose. Programs and libraries work without it, as on older kernels."""
 LOW_32 = 0xFFFFFFFF
 ZYGOTE_CLONE, ZYGOTE_UNSHARE = 0x20000000, 0x40020000
-"""A PID namespace for a child; a mount namespace and a network for itself."""
+"""The namespace flags that the zygote uses: a PID namespace for a child; a mount namespace and a network for itself."""
 CLONE_PARENT = 0x00008000
 ABSENT = ("memfd_create", "inotify_init", "inotify_init1")
-"""As if the kernel did not have them: memory that no process maps would count for none (libraries fall back to files), and
-whoever watches a file of the system learns when another program opens it."""
+"""Answered as if the kernel lacked them: memory that no process maps would not be counted (libraries fall back to files),
+and watching a system file would reveal when another program opens it."""
 CLONE_THREAD, CLONE_FILES = 0x00010000, 0x00000400
-"""A thread has its descriptors with all others of its process, or the memory watch would not see them."""
+"""A thread must share its descriptors with its process, because the memory watch would not see others."""
 PAGES_MOVED = {
     "vmsplice": errno.ENOSYS,
     "splice": errno.ENOSYS,
     "tee": errno.ENOSYS,
     "sendfile": errno.EINVAL,
 }
-"""Calls that put whole pages into a queue for one byte of each, which then holds far more than it counts. Python's own
-library uses only ``sendfile``, and reads and writes where that fails."""
+"""Calls that put whole pages into a queue for a single byte of each, so that it holds far more than it counts. Python's
+library uses only ``sendfile``, and falls back to read and write."""
 CLOSE_RANGE_UNSHARE = 2
-"""It would give a thread descriptors of its own."""
+"""It would give a thread its own descriptors."""
 SOL_SOCKET, BUFFER_SIZES = 1, (7, 8, 32, 33)
-"""SO_SNDBUF, SO_RCVBUF and both by force: the memory watch counts a socket with the size that the kernel gives it."""
+"""SO_SNDBUF, SO_RCVBUF and their privileged variants: the memory watch assumes the kernel's default size of sockets."""
 IOPRIO_WHO_PROCESS = 1
 CLOCKS = ("clock_gettime", "clock_getres", "clock_nanosleep", "timer_create")
 CLOCK_OF_PROCESS, CLOCK_PID_BITS = 1 << 31, range(3, 25)
-"""The number of a clock of a process is negative and has the complement of the pid in these bits; 0 is the caller."""
+"""The clock id of a process is negative and contains the complement of the pid in these bits; 0 is the caller."""
 F_SETPIPE_SZ, F_NOTIFY, F_SETLEASE = 1031, 1026, 1024
 WRITTEN_BACK = ("sync", "syncfs", "fsync", "fdatasync", "sync_file_range", "msync")
-"""Calls that do nothing and succeed: there is no disk behind the files of a program, and on a file of the system they would
-wait for the disks of the host, in a state in which nothing can end the process."""
+"""Calls that do nothing and succeed: there is no disk behind a program's files, and on a system file they would wait for the
+host's disks in a state in which nothing can end the process."""
 FCNTL_LOCK = (6, 7, 37, 38)  # F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW
-"""Locks are granted to everybody and lock nothing: on a file or device that programs share, one could tell another something
-by them, and a library that locks a file of its own works on."""
+"""Locks always succeed and lock nothing: programs could communicate by locks on a shared file or device. Libraries that lock
+their own files keep working."""
 ADDRESSED = ("socket", "bind", "connect", "listen")
-"""Forks of a session share a network: with a socket that has an address one could leave a message for another."""
+"""Forks of a session share a network, so a socket with an address could pass messages between them."""
 QUERIES = (
     "sched_getaffinity",
     "sched_getscheduler",
@@ -83,7 +83,7 @@ QUERIES = (
     "sched_rr_get_interval",
     "get_robust_list",
 )
-"""What a session's process may ask of itself alone; of others it would be what they chose to show."""
+"""Calls that a session's process may make only about itself; about others, they would reveal what these choose to show."""
 
 ALLOWED = """
     access chdir chmod chown close close_range copy_file_range creat dup dup2 dup3 faccessat faccessat2 fadvise64
@@ -122,28 +122,28 @@ ALLOWED = """
     landlock_add_rule landlock_create_ruleset landlock_restrict_self
     mount umount2 pivot_root chroot
 """
-"""By block: files, memory, processes, clocks, signals, waiting, sockets; the last is what only the zygote may, for its own
-filter denies it to programs."""
+"""One block each: files, memory, processes, clocks, signals, waiting, sockets; the last block is for the zygote only,
+because its own filter denies it to programs."""
 
 
 @functools.cache
 def filters() -> dict[str, bytes]:
-    """The programs for a run and for a session, as the kernel takes them.
+    """Returns the compiled filters for a run and for a session, in the kernel's form.
 
     Raises:
         MissingExtra: pyseccomp is not installed.
     """
     try:
         library = importlib.import_module("pyseccomp")
-    except (ImportError, RuntimeError) as error:  # it raises RuntimeError without libseccomp
+    except (ImportError, RuntimeError) as error:  # RuntimeError: libseccomp is missing
         raise MissingExtra.of("pyseccomp", "sandbox") from error
     return {"run": _compile(library, session=False), "session": _compile(library, session=True)}
 
 
 def container_profile() -> dict[str, Any]:
-    """The profile of a whole container, as a Docker engine takes it: what it does not name is denied.
+    """Returns the profile of a whole container for a Docker engine: calls that it does not name are denied.
 
-    It binds the zygote too; programs are under ``filters`` besides, which deny more.
+    It also restricts the zygote. Programs have ``filters`` in addition, which deny more.
     """
     flags = {"clone": NAMESPACE_FLAGS & ~ZYGOTE_CLONE, "unshare": NAMESPACE_FLAGS & ~ZYGOTE_UNSHARE}
     return {
@@ -164,7 +164,7 @@ def container_profile() -> dict[str, Any]:
 
 
 def _equals(lib: Any, index: int, value: int) -> Any:
-    """An argument of which the kernel reads the lower 32 bits: whatever stands above them is the same call."""
+    """Matches an argument of which the kernel reads only the lower 32 bits, regardless of the upper ones."""
     return lib.Arg(index, lib.MASKED_EQ, LOW_32, value)
 
 
@@ -176,7 +176,7 @@ def _compile(lib: Any, *, session: bool) -> bytes:
         try:
             made.add_rule(denied, name, *arguments)
         except (OSError, ValueError, RuntimeError):
-            if lib.resolve_syscall(lib.system_arch(), name) >= 0:  # a call that this machine does have
+            if lib.resolve_syscall(lib.system_arch(), name) >= 0:  # this machine has the call
                 raise
 
     for name in DENIED.split():
@@ -185,7 +185,8 @@ def _compile(lib: Any, *, session: bool) -> bytes:
         made.add_rule(denied, number)
     for bit in (1 << shift for shift in range(32) if NAMESPACE_FLAGS >> shift & 1):
         deny("clone", lib.Arg(0, lib.MASKED_EQ, bit, bit))
-    made.add_rule(lib.ERRNO(errno.ENOSYS), "clone3")  # its flags are in memory; glibc falls back to clone
+    # its flags are in memory, where a filter cannot read them; glibc falls back to clone
+    made.add_rule(lib.ERRNO(errno.ENOSYS), "clone3")
     for name in ABSENT:
         made.add_rule(lib.ERRNO(errno.ENOSYS), name)
     deny("clone", lib.Arg(0, lib.MASKED_EQ, CLONE_THREAD | CLONE_FILES, CLONE_THREAD))
@@ -205,14 +206,15 @@ def _compile(lib: Any, *, session: bool) -> bytes:
         deny(name, lib.Arg(0, lib.NE, 0))
     for name in ("setpriority", "ioprio_set"):
         deny(name, lib.Arg(1, lib.NE, 0))
-    deny("setpriority", lib.Arg(0, lib.NE, 0))  # a whole group or user
+    deny("setpriority", lib.Arg(0, lib.NE, 0))  # denies the change for a whole group or user
     deny("ioprio_set", lib.Arg(0, lib.NE, IOPRIO_WHO_PROCESS))
     for value in FCNTL_OWNER:
         deny("fcntl", _equals(lib, 1, value))
     for value in IOCTL_OWNER:
         deny("ioctl", _equals(lib, 1, value))
     deny("prctl", _equals(lib, 0, PR_SET_MM))
-    made.add_rule(lib.ERRNO(errno.EINVAL), "madvise", _equals(lib, 2, MADV_PAGEOUT))  # as if it were unknown
+    # answered as if it were unknown
+    made.add_rule(lib.ERRNO(errno.EINVAL), "madvise", _equals(lib, 2, MADV_PAGEOUT))
     for family, width in OTHER_FAMILIES.items():
         deny("socket", lib.Arg(0, lib.MASKED_EQ, LOW_32 & ~(width - 1), family))
     for bit in (16, 32):
@@ -229,14 +231,14 @@ def _compile(lib: Any, *, session: bool) -> bytes:
 
 
 def _add_session_rules(lib: Any, made: Any, deny: Callable[..., None], beside: Any) -> None:
-    """What binds a session beyond a run: its forks live side by side, under one supervisor."""
-    # The supervisor is asked about such a fork, and lets it happen where it has ordered it itself.
+    """Adds the rules of a session: its forks live side by side under one supervisor."""
+    # The supervisor decides about such a fork, and allows it if it has ordered the fork itself.
     made.add_rule(lib.NOTIFY, "clone", beside)
     for name in SIGNALS:
         made.add_rule(lib.NOTIFY, name)
     for name in ADDRESSED:
         deny(name)
-    # SOCK_DGRAM, SOCK_RAW: what can be sent to by a name, and take one by being sent from.
+    # SOCK_DGRAM and SOCK_RAW sockets can receive by a name, and get one by sending.
     for kind in (2, 3):
         deny("socketpair", lib.Arg(1, lib.MASKED_EQ, 0xF, kind))
     for name in QUERIES:
@@ -252,5 +254,5 @@ def _add_session_rules(lib: Any, made: Any, deny: Callable[..., None], beside: A
     for advice in (MADV_DONTFORK, MADV_WIPEONFORK):
         made.add_rule(lib.ERRNO(errno.EINVAL), "madvise", _equals(lib, 2, advice))
     made.add_rule(lib.ERRNO(errno.EINVAL), "mmap", lib.Arg(3, lib.MASKED_EQ, MAP_TYPE, MAP_DROPPABLE))
-    deny("setrlimit", _equals(lib, 0, RLIMIT_NPROC))  # the supervisor sets it anew before every cell
+    deny("setrlimit", _equals(lib, 0, RLIMIT_NPROC))  # the supervisor sets it before every cell
     deny("prlimit64", _equals(lib, 1, RLIMIT_NPROC), lib.Arg(2, lib.NE, 0))

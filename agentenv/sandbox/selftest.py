@@ -1,4 +1,4 @@
-"""The capability self-test: small attacks, judged from inside the program, that say what a backend keeps on this machine."""
+"""The capability self-test: small attacks inside a program, which show what a backend prevents on this machine."""
 
 import contextlib
 import os
@@ -16,11 +16,11 @@ from agentenv.sandbox.types import ExecResult, ExecStatus, ExecutionLimits, Exec
 LIMITS = ExecutionLimits(wall_s=5.0, cpu_s=3.0, memory_mb=128, processes=16)
 
 COMMON = {*ENVIRONMENT, "LD_LIBRARY_PATH", "PWD", "LC_CTYPE", "HOSTNAME", "MKL_NUM_THREADS"}
-"""Variables that every jail sets for itself."""
+"""Environment variables that every jail sets itself."""
 
 
 class CheckRow(NamedTuple):
-    """A capability, and whether it is there."""
+    """The result for one capability."""
 
     name: str
     ok: bool
@@ -107,14 +107,14 @@ print("contained" if bare and lines["NoNewPrivs"].strip() == "1" and lines["Secc
 
 
 def probe(executor: Executor) -> list[CheckRow]:
-    """Runs every program; what goes wrong is a failed row and no error."""
-    with _bait() as names:
+    """Runs every program. An error becomes a failed row and is not raised."""
+    with _attack_targets() as names:
         return [_judge(name, code, executor, names) for name, code in PROGRAMS.items()]
 
 
 @contextlib.contextmanager
-def _bait() -> Iterator[dict[str, str]]:
-    """A secret file and an open port of the host."""
+def _attack_targets() -> Iterator[dict[str, str]]:
+    """Creates a secret file and an open port on the host, as targets of the attacks."""
     with temporary_folder("selftest") as folder, socket.create_server(("127.0.0.1", 0)) as server:
         canary = folder / "canary"
         canary.write_text("secret", encoding="utf-8")
@@ -138,7 +138,7 @@ def _judge(name: str, code: str, executor: Executor, names: dict[str, str]) -> C
 
 
 def named(name: str) -> list[int]:
-    """The processes of this machine that call themselves ``name``."""
+    """Returns the processes of this machine whose command line is ``name``."""
     found = []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):

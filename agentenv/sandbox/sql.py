@@ -1,9 +1,9 @@
-"""Read-only SQL for untrusted queries: on SQLite files, in worker processes that are kept warm.
+"""Runs untrusted read-only SQL queries on SQLite files, in a pool of worker processes.
 
-The walls, from the inside out: the file is opened read-only and immutable; an authorizer lets through SELECT and a list of
-functions that neither reach out of the database nor read a clock; SQLite's own limits bound values, expressions and memory;
-the progress handler keeps the deadline; and all of it happens in a process that can write no file and that the kernel ends
-when a single step outruns the deadline. Deadlines are processor time, so load on the machine decides nothing.
+The layers of protection, from the inside: the file is opened read-only and immutable; an authorizer allows only SELECT and a
+list of functions that neither leave the database nor read a clock; SQLite's own limits bound values, expressions and memory;
+the progress handler enforces the deadline; and all of this happens in a process that cannot write files and that the kernel
+ends if a single step exceeds the deadline. Deadlines are in processor time, so load on the machine has no influence.
 """
 
 import atexit
@@ -28,44 +28,44 @@ from agentenv.sandbox.pool import Slots
 
 WORKER = Path(__file__).with_name("sql_worker.py")
 MAX_QUERY = 10_000
-"""Characters of a query: what always fits the pipe to a worker."""
+"""Largest number of characters of a query, so that it always fits into the pipe to a worker."""
 GRACE_S = 60.0
-"""Seconds by the clock, beyond ten times the deadline, for a reply, and for any worker to come free."""
+"""Wall-clock time in addition to ten times the deadline, for a reply and for waiting for a free worker."""
 END_S = 0.5
-"""Seconds that a worker has to end by itself, once its input is closed."""
+"""Time that a worker has to end by itself after its input is closed."""
 
 Value = int | float | str | bytes | None
 
 
 @dataclass(frozen=True, slots=True)
 class SqlResult:
-    """What one query gave."""
+    """The result of one query."""
 
     status: ToolStatus
     """ok, error or timeout."""
     columns: tuple[str, ...] = ()
     rows: tuple[tuple[Value, ...], ...] = ()
     more: bool = False
-    """Whether there are rows beyond the asked number or the asked bytes."""
+    """Whether there are more rows than the requested number of rows or bytes."""
     error_class: str = ""
     """NotAllowed, Timeout, OutOfMemory, NoQuery, TooLong, Crash, or the class of SQLite's own error."""
     message: str = ""
     reads: tuple[tuple[str, str], ...] = ()
-    """The tables and columns that the query reads, as SQLite resolved its names; the column is empty where only rows of the
-    table count."""
+    """The tables and columns that the query reads, as resolved by SQLite. The column is empty if only the number of rows
+    matters."""
     seconds: float = field(default=0.0, compare=False)
-    """Seconds that it took, by the clock."""
+    """Wall-clock time in seconds."""
     cpu_s: float = field(default=0.0, compare=False)
-    """Seconds that it took, of processor time."""
+    """Processor time in seconds."""
 
     @property
     def ok(self) -> bool:
-        """Whether the query ran."""
+        """Whether the query succeeded."""
         return self.status is ToolStatus.OK
 
 
 class SqlReader:
-    """Runs queries, several at a time; safe to share between threads, and of no state that a query could change.
+    """Runs queries, several at a time. It is safe to share between threads, and has no state that a query could change.
 
     Example:
         ```python
@@ -75,15 +75,15 @@ class SqlReader:
     """
 
     def __init__(self, *, cpu_s: float = 2.0, memory_mb: int = 64, workers: int | None = None) -> None:
-        """Checks the bounds; a worker is started with the first query.
+        """Checks the limits. Workers are started when they are needed.
 
         Args:
-            cpu_s: Deadline of a query that is run without one of its own, in processor seconds.
-            memory_mb: MiB that SQLite may use for one query.
-            workers: Processes at most; None takes one a core.
+            cpu_s: Default processor time limit of a query in seconds.
+            memory_mb: Memory that SQLite may use for one query in MiB.
+            workers: Largest number of processes; None uses one for each core.
 
         Raises:
-            ConfigurationError: a bound that is not above 0.
+            ConfigurationError: a limit is not above 0.
         """
         workers = workers or os.cpu_count() or 1
         if min(cpu_s, memory_mb, workers) <= 0:
@@ -91,7 +91,7 @@ class SqlReader:
                 f"cpu_s={cpu_s}, memory_mb={memory_mb} and workers={workers} must be above 0"
             )
         self._cpu_s, self._memory_mb = cpu_s, memory_mb
-        self._wall_s = _wall_s(cpu_s)
+        self._hang_timeout_s = _hang_timeout_s(cpu_s)
         self._slots = Slots(workers, GRACE_S)
         self._idle: list[_Worker] = []
         self._ids = itertools.count()
@@ -105,37 +105,37 @@ class SqlReader:
         size: int = 1 << 20,
         cpu_s: float | None = None,
     ) -> SqlResult:
-        """Runs one query on the file ``database``, which nobody may change meanwhile.
+        """Runs one query on the file ``database``, which must not change meanwhile.
 
         Args:
-            database: SQLite file.
-            query: Untrusted text; whatever it does is a result and never raised.
-            rows: Rows at most.
-            size: Bytes of all cells at most.
-            cpu_s: Deadline, in processor seconds; None is the one of the reader.
+            database: An SQLite file.
+            query: The untrusted query. Its errors are results and are not raised.
+            rows: Largest number of rows.
+            size: Largest size of all cells in bytes.
+            cpu_s: Processor time limit in seconds; None uses that of the reader.
 
         Raises:
-            SandboxFault: the file cannot be read, or no worker could be had.
+            SandboxFault: the file cannot be read, or no worker is available.
         """
-        # A longer one might not fit the pipe, and writing to a worker that does not read would block.
+        # A longer query might not fit into the pipe, and writing to a worker that does not read would block.
         if len(query) > MAX_QUERY:
             text = f"the query has {len(query)} characters, {MAX_QUERY} at most"
             return SqlResult(ToolStatus.ERROR, error_class="TooLong", message=text)
-        wall_s = self._wall_s if cpu_s is None else _wall_s(cpu_s)
+        wall_s = self._hang_timeout_s if cpu_s is None else _hang_timeout_s(cpu_s)
         if not self._slots.take(max(0.0, wall_s - GRACE_S)):
             raise SandboxFault(f"no SQL worker came to an end {GRACE_S:g} s after it should have")
         try:
             uri = f"file:{urllib.parse.quote(str(Path(database).absolute()))}?mode=ro&immutable=1"
             order = {"uri": uri, "query": query, "rows": rows, "bytes": size, "cpu_s": cpu_s or self._cpu_s}
             result = self._ask(order, wall_s)
-            # A worker may have died of something else; a query that ends two of them did it itself.
+            # A worker may die of another cause; a query that ends two workers is itself the cause.
             return self._ask(order, wall_s) if result.error_class == "Crash" else result
         finally:
             self._slots.give()
 
     def _ask(self, order: dict[str, Any], wall_s: float) -> SqlResult:
-        """Sends ``order`` to a worker; one that does not answer, or answers something else, is ended."""
-        # The id tells a reply to this process from one to a fork of it that shares the pipe.
+        """Sends ``order`` to a worker, and ends a worker that does not answer or answers something else."""
+        # The id distinguishes replies to this process from those to a fork of it that shares the pipe.
         order["id"] = f"{os.getpid()}-{next(self._ids)}"
         worker = self._take()
         try:
@@ -143,7 +143,7 @@ class SqlReader:
             if reply.pop("id") != order["id"]:
                 raise SandboxFault("an SQL worker answered another query; make a reader of its own in a fork")
         except EOFError:
-            return _ended(worker.end())
+            return _crash_result(worker.end())
         except TimeoutError as error:
             worker.end()
             raise SandboxFault(
@@ -152,8 +152,7 @@ class SqlReader:
         except BaseException:
             worker.end()
             raise
-        # Only a worker that has answered this very order goes back; of any other nobody knows what it would answer
-        # next.
+        # Only a worker that has answered exactly this order is reused; the next answer of any other is unpredictable.
         self._idle.append(worker)
         return _result(reply, order["uri"])
 
@@ -164,7 +163,7 @@ class SqlReader:
             return _Worker(self._memory_mb)
 
     def close(self) -> None:
-        """Ends the idle workers; a later query starts new ones."""
+        """Ends the idle workers. A later query starts new ones."""
         while self._idle:
             self._idle.pop().end()
 
@@ -175,21 +174,21 @@ class SqlReader:
         self.close()
 
 
-def _wall_s(cpu_s: float) -> float:
-    """Seconds by the clock after which a worker counts as silent whose query may take ``cpu_s`` of processor time."""
+def _hang_timeout_s(cpu_s: float) -> float:
+    """Returns the wall-clock time after which a worker counts as hanging, for a query with ``cpu_s`` of processor time."""
     return 10 * cpu_s + GRACE_S
 
 
 @functools.cache
 def shared_reader() -> SqlReader:
-    """The reader that all environments of this process share."""
+    """Returns the reader that all environments of this process share."""
     reader = SqlReader()
     atexit.register(reader.close)
     return reader
 
 
 class _Worker:
-    """A child process and the pipes to it."""
+    """A child process with its pipes."""
 
     def __init__(self, memory_mb: int) -> None:
         try:
@@ -201,17 +200,17 @@ class _Worker:
                 stderr=subprocess.DEVNULL,
                 env={},
                 cwd="/",
-                start_new_session=True,  # an interrupt from the terminal is for the owner
+                start_new_session=True,  # an interrupt from the terminal is for the owner only
             )
         except OSError as error:
             raise SandboxFault(f"an SQL worker cannot be started: {error}") from error
 
     def ask(self, order: dict[str, Any], wall_s: float) -> dict[str, Any]:
-        """The reply to ``order``.
+        """Returns the reply to ``order``.
 
         Raises:
             EOFError: the process has ended.
-            TimeoutError: no reply within ``wall_s`` seconds.
+            TimeoutError: there was no reply within ``wall_s`` seconds.
         """
         assert self._process.stdin is not None
         try:
@@ -225,7 +224,7 @@ class _Worker:
         assert self._process.stdout is not None
         pipe, ready, found = self._process.stdout.fileno(), select.poll(), bytearray()
         ready.register(pipe, select.POLLIN)
-        # Polled, because a plain read would wait for a worker that is silent for ever.
+        # Polled, because a plain read would wait for a hanging worker for ever.
         while b"\n" not in found:
             if not ready.poll(max(0.0, end - time.monotonic()) * 1000):
                 raise TimeoutError
@@ -236,9 +235,9 @@ class _Worker:
         return found.partition(b"\n")[0]
 
     def end(self) -> int:
-        """Ends the process, waits for it and closes the pipes; its return code, negative for a signal."""
+        """Ends the process and closes the pipes; returns the exit code, which is negative for a signal."""
         assert self._process.stdin is not None
-        # The end of its input first: a worker that ends by itself leaves a return code that says why.
+        # Its input is closed first: a worker that ends by itself has an exit code that shows the reason.
         self._process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(END_S)
@@ -247,8 +246,8 @@ class _Worker:
         return self._process.returncode
 
 
-def _ended(code: int) -> SqlResult:
-    """What a query did that ended its worker."""
+def _crash_result(code: int) -> SqlResult:
+    """Returns the result of a query that ended its worker."""
     if code == -signal.SIGXCPU:
         return SqlResult(ToolStatus.TIMEOUT, error_class="Timeout", message="the query took too long")
     if code > 0:

@@ -1,8 +1,9 @@
-"""Whether a query is right: it gives what the gold query gives, on every database of the task.
+"""Decides whether a query is right: its result equals that of the gold query on every database of the task.
 
-Rows are compared as a multiset, in order only where the gold query orders them; columns by position, whatever they are
-called. One database can be satisfied by chance, or by writing down what an earlier query showed, so a task may have further
-ones that the policy never sees (test-suite accuracy, Zhong et al. 2020, arXiv:2010.02840).
+Rows are compared as a multiset, and in order only if the gold query orders them; columns are compared by position,
+regardless of their names. A query may be right on one database by chance, or by containing the values that an earlier query
+showed. So a task may have further databases that the policy never sees (test-suite accuracy, Zhong et al. 2020,
+arXiv:2010.02840).
 """
 
 import re
@@ -16,28 +17,28 @@ from agentenv.sandbox.sql import SqlReader, SqlResult, Value
 
 MAX_ROWS = 10_000
 GOLD_S = 120.0
-"""Processor seconds that a gold query may take, on one database."""
+"""Processor time limit of a gold query on one database in seconds."""
 
 
 def time_limit(gold_s: float) -> float:
-    """1.2 t + 10: processor seconds for a query whose gold query takes t (Think2SQL, arXiv:2504.15077)."""
+    """Returns 1.2 t + 10: the processor time limit of a query whose gold query takes t (Think2SQL, arXiv:2504.15077)."""
     return 1.2 * gold_s + 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class SqlGrade:
-    """How a query did."""
+    """The grade of a query."""
 
     first_result: SqlResult
-    """What it gave on the first database."""
+    """The query's result on the first database."""
     matches: tuple[bool, ...]
-    """One entry a database."""
+    """Whether it matched, for each database."""
     results: tuple[tuple[SqlResult, SqlResult], ...] = ()
-    """What it gave and what the gold query gave on each database, up to the first on which it failed."""
+    """The results of the query and of the gold query on each database, up to the first failure."""
 
     @property
     def all_matched(self) -> bool:
-        """Whether it was right on every database."""
+        """Whether it matched on every database."""
         return bool(self.matches) and all(self.matches)
 
 
@@ -50,19 +51,19 @@ def grade_query(
     query_s: float | None = None,
     gold_s: float = GOLD_S,
 ) -> SqlGrade:
-    """Runs ``gold`` and ``query`` on every database, each on a connection of its own, up to the first on which it fails.
+    """Runs ``gold`` and ``query`` on every database, each with its own connection, up to the first failure of ``query``.
 
     Args:
-        reader: Where they run.
-        query: The untrusted query that was handed in.
-        gold: The right query.
+        reader: Runs the queries.
+        query: The submitted, untrusted query.
+        gold: The gold query.
         databases: SQLite files, at least one.
-        query_s: Processor seconds that ``query`` may take on one of them; None is the ``time_limit`` by the gold query.
-        gold_s: Processor seconds that ``gold`` may take on one of them.
+        query_s: Processor time limit of ``query`` on one database; None uses the ``time_limit`` for the gold query.
+        gold_s: Processor time limit of ``gold`` on one database.
 
     Raises:
-        ConfigurationError: no database.
-        SandboxFault: a database cannot be read, or the gold query fails or gives more than ``MAX_ROWS`` rows.
+        ConfigurationError: there is no database.
+        SandboxFault: a database cannot be read, or the gold query fails or returns more than ``MAX_ROWS`` rows.
     """
     ordered, matches = orders(gold), [False] * len(databases)
     first_result: SqlResult | None = None
@@ -82,10 +83,10 @@ def grade_query(
 
 
 def gold_result(reader: SqlReader, gold: str, database: str | Path, cpu_s: float = GOLD_S) -> SqlResult:
-    """What the gold query gives, within ``cpu_s`` seconds of processor time.
+    """Runs the gold query within ``cpu_s`` seconds of processor time.
 
     Raises:
-        SandboxFault: the database cannot be read, or the query fails or gives more than ``MAX_ROWS`` rows.
+        SandboxFault: the database cannot be read, or the query fails or returns more than ``MAX_ROWS`` rows.
     """
     wanted = reader.run(database, gold, rows=MAX_ROWS, cpu_s=cpu_s)
     if not wanted.ok or wanted.more:
@@ -94,7 +95,7 @@ def gold_result(reader: SqlReader, gold: str, database: str | Path, cpu_s: float
 
 
 def same_set(found: SqlResult, wanted: SqlResult) -> bool:
-    """Execution accuracy of BIRD: whether both are the same set of rows, without order and without duplicates."""
+    """BIRD's execution accuracy: whether both results are equal as sets of rows, ignoring order and duplicates."""
     if found.more or not found.ok or not wanted.ok:
         return False
     ours, theirs = ({repr(tuple(map(rounded, row))) for row in result.rows} for result in (found, wanted))
@@ -102,11 +103,11 @@ def same_set(found: SqlResult, wanted: SqlResult) -> bool:
 
 
 def same_rows(found: SqlResult, wanted: SqlResult, *, ordered: bool) -> bool:
-    """Whether two results hold the same rows, duplicates counted; in the same order if ``ordered``."""
+    """Whether two results have the same rows including duplicates, and in the same order if ``ordered``."""
     if found.more or len(found.columns) != len(wanted.columns) or len(found.rows) != len(wanted.rows):
         return False
     ours, theirs = ([tuple(map(rounded, row)) for row in result.rows] for result in (found, wanted))
-    # Sorted, not counted: of numbers that all have one hash a query can give as many as it likes.
+    # Sorted instead of counted, because a query could return many numbers with the same hash, which makes counting slow.
     return ours == theirs if ordered else sorted(ours, key=_rank) == sorted(theirs, key=_rank)
 
 
@@ -114,7 +115,7 @@ _KINDS = {type(None): 0, int: 1, float: 1, str: 2, bytes: 3}
 
 
 def _rank(row: tuple[Value, ...]) -> list[tuple[int, Value]]:
-    """A key by which rows of any values can be sorted: like is compared with like."""
+    """Returns a key for sorting rows of any values: only values of the same kind are compared."""
     return [(_KINDS[type(cell)], 0 if cell is None else cell) for cell in row]
 
 
@@ -127,7 +128,7 @@ _PIECES = re.compile(
 
 
 def orders(query: str) -> bool:
-    """Whether ``query`` orders its own rows: an ORDER BY in no parentheses, text, quoted name or comment."""
+    """Whether ``query`` orders its own rows: an ORDER BY outside of parentheses, texts, quoted names and comments."""
     depth = 0
     for piece in _PIECES.finditer(query):
         depth += bool(piece["open"]) - bool(piece["close"])

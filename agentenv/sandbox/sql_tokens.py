@@ -1,4 +1,4 @@
-"""The tokens of a query, so that two spellings of one query can be told from two queries."""
+"""The tokens of a query, by which two spellings of the same query are recognised as equal."""
 
 import re
 
@@ -13,7 +13,7 @@ _TOKENS = re.compile(
 
 
 def tokens(query: str) -> tuple[str, ...]:
-    """The tokens of ``query`` without comments, spaces and final semicolons; words and quoted names in small letters."""
+    """Returns the tokens of ``query``, words in lower case, without comments, spaces and final semicolons."""
     found: list[str] = []
     for piece in _TOKENS.finditer(query):
         if piece["text"] is not None:

@@ -1,7 +1,7 @@
-"""The process that runs untrusted SQL: one read-only connection a query, under limits that no query can lift.
+"""The process that runs untrusted SQL: one read-only connection per query, with limits that no query can remove.
 
-Run as a script by the owner, it reads one JSON request a line and writes one JSON reply a line. It imports nothing but the
-standard library and can write no file.
+The owner runs it as a script. It reads one JSON request per line and writes one JSON reply per line. It imports only the
+standard library and cannot write files.
 """
 
 import json
@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 READS = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE}
-# What a query may call: nothing here reads a clock, draws at random or reaches out of the database.
+# The functions that a query may call: none reads a clock, draws random numbers or leaves the database.
 _NAMES = """
     abs acos asin atan atan2 avg ceil ceiling char coalesce concat concat_ws cos count cume_dist degrees dense_rank exp
     first_value floor format glob group_concat hex ifnull iif instr lag last_value lead length like ln log log10 log2 lower
@@ -32,32 +32,32 @@ LIMITS = {
     sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0,
 }
 BROKEN = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_CANTOPEN", "SQLITE_IOERR")
-STEPS = 1000  # of SQLite's machine between two looks at the clock
+STEPS = 1000  # steps of SQLite's virtual machine between two checks of the time
 MESSAGE = 300  # characters
-MOST_READS = 1000  # tables and columns that are named
+MOST_READS = 1000  # largest number of reported tables and columns
 
 
 def main(memory_mb: int) -> None:
-    """Answers requests until its input ends."""
+    """Answers requests until its input is closed."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGXCPU, signal.SIG_DFL)
     limit = memory_mb << 20
-    # Asked for and read back, because an SQLite that does not know the pragma ignores it without a word.
+    # Set and read back, because an SQLite version without this pragma silently ignores it.
     granted = sqlite3.connect(":memory:").execute(f"PRAGMA hard_heap_limit = {limit}").fetchone()
     if granted != (limit,):
         sys.exit(f"SQLite {sqlite3.sqlite_version} cannot bound its memory; 3.31 or newer is needed")
     for line in sys.stdin:
         request = json.loads(line)
-        _bound_processor(request["cpu_s"])
+        _limit_processor_time(request["cpu_s"])
         sys.stdout.write(json.dumps(answer(request) | {"id": request["id"]}) + "\n")
         sys.stdout.flush()
 
 
-def _bound_processor(seconds: float) -> None:
-    """The kernel ends this process if a single step of a query outruns the progress handler."""
-    # The soft limit counts from the birth of the process, and a worker serves many queries; the hard one stays, or it
-    # could not be raised again.
+def _limit_processor_time(seconds: float) -> None:
+    """Makes the kernel end this process if a single step of a query exceeds the progress handler's deadline."""
+    # The soft limit counts from the start of the process, which serves many queries. The hard limit is not lowered, because
+    # it could not be raised again.
     soft = int(time.process_time() + seconds) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.getrlimit(resource.RLIMIT_CPU)[1]))
 
@@ -66,9 +66,8 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Runs ``request["query"]`` on the database at ``request["uri"]``.
 
     Returns:
-        ``columns``, ``rows``, whether there are ``more``, what it ``reads``, and the ``seconds`` that it took by the clock
-        and ``cpu_s`` of processor time; or ``error`` (a class) and ``message``; or ``fault`` where the database itself
-        cannot be read.
+        ``columns``, ``rows``, whether there are ``more``, what it ``reads``, and the times ``seconds`` (wall clock) and
+        ``cpu_s`` (processor); or ``error`` (a class) and ``message``; or ``fault`` if the database itself cannot be read.
     """
     refused: list[str] = []
     reads: set[tuple[str, str]] = set()
@@ -89,22 +88,22 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
             "seconds": time.perf_counter() - began,
             "cpu_s": time.process_time() - began_cpu,
         }
-    except Exception as error:  # whatever a query brings about is its own failure
+    except Exception as error:  # any error is a failure of the query
         return _failure(error, refused)
     finally:
         connection.close()
 
 
 def _open(uri: str) -> sqlite3.Connection:
-    """A connection whose schema has been read."""
+    """Opens a connection and reads the schema."""
     connection = sqlite3.connect(uri, uri=True, isolation_level=None)
     try:
-        # Text in a file may be no UTF-8, and an error of decoding would be blamed on the query.
+        # Text in a file may not be UTF-8, and a decoding error would count as a failure of the query.
         connection.text_factory = lambda data: data.decode("utf-8", "replace")
         connection.execute("PRAGMA query_only = 1")
         connection.execute("PRAGMA temp_store = MEMORY")
         connection.execute("PRAGMA trusted_schema = 0")
-        # Read now, before the authorizer and the limits hold: what fails here is the file's fault and no query's.
+        # Read before the authorizer and the limits apply, because an error here is caused by the file and not by a query.
         connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     except sqlite3.Error:
         connection.close()
@@ -115,7 +114,7 @@ def _open(uri: str) -> sqlite3.Connection:
 def _confine(
     connection: sqlite3.Connection, refused: list[str], reads: set[tuple[str, str]], cpu_s: float
 ) -> None:
-    """Limits, authorizer, deadline; what was refused is noted for the message, and what is read for the answer."""
+    """Sets limits, authorizer and deadline; refused functions are recorded for the message, and reads for the answer."""
 
     def authorize(action: int, table: str | None, name: str | None, *__: str | None) -> int:
         if action == sqlite3.SQLITE_READ:
@@ -131,14 +130,14 @@ def _confine(
 
     for category, limit in LIMITS.items():
         connection.setlimit(category, limit)
-    # Processor time and not the clock's, so that load on the machine decides nothing.
+    # Processor time instead of wall-clock time, so that load on the machine has no influence.
     end = time.process_time() + cpu_s
     connection.set_progress_handler(lambda: time.process_time() > end, STEPS)
     connection.set_authorizer(authorize)
 
 
 def _fetch(cursor: sqlite3.Cursor, most: int, room: int) -> tuple[list[Any], bool]:
-    """At most ``most`` rows of at most ``room`` bytes together, and whether there are more."""
+    """Returns at most ``most`` rows with at most ``room`` bytes together, and whether there are more."""
     rows: list[Any] = []
     for row in cursor:
         room -= sum(len(cell) if isinstance(cell, (str, bytes)) else 8 for cell in row)

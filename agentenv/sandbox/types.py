@@ -1,4 +1,4 @@
-"""What a sandbox takes and gives: limits, results, and the two protocols that every backend implements."""
+"""The types of a sandbox: limits, results, and the protocols that every backend implements."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,35 +9,35 @@ from agentenv.errors import ConfigurationError
 
 MAX_SECONDS = 10**9
 MAX_COUNT = 2**40
-"""Beyond them the limits leave the numbers that the system takes."""
+"""Larger limits would exceed the numbers that the system accepts."""
 
 
 class ExecStatus(StrEnum):
-    """How a run ended. Every value but the last is the program's own doing."""
+    """How a run ended. The program causes all values except the last."""
 
     OK = "ok"
     ERROR = "error"  # an exception, or an exit code other than 0
-    TIMEOUT = "timeout"  # of wall or processor time
+    TIMEOUT = "timeout"  # wall-clock or processor time limit exceeded
     OOM = "oom"  # more memory than the limit
     OUTPUT_LIMIT = "output_limit"  # more output than a program may write
-    KILLED = "killed"  # by a signal that it brought upon itself
-    SANDBOX_ERROR = "sandbox_error"  # ours: the sample is masked, never scored
+    KILLED = "killed"  # by a signal that the program caused
+    SANDBOX_ERROR = "sandbox_error"  # infrastructure failure: the episode is masked and never scored
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutionLimits:
-    """What one run, or one session, may use."""
+    """The limits of one run or one session."""
 
     wall_s: float = 10.0
-    """Seconds of a run or a cell, by the clock; waiting for a free jail does not count."""
+    """Wall-clock seconds of a run or a cell; waiting for a free jail does not count."""
     cpu_s: float = 5.0
-    """Processor seconds of one process of a run; a session has no such limit."""
+    """Processor seconds of one process of a run; sessions have no such limit."""
     memory_mb: int = 256
-    """MiB of all processes of a run together, and of the address space that each may add."""
+    """Memory of all processes of a run together in MiB, and of the address space that each may add."""
     processes: int = 64
     """Processes and threads at a time."""
     output_bytes: int = 65536
-    """Bytes of stdout, and again of stderr, that are kept: head and tail."""
+    """Bytes of stdout, and the same for stderr, that are kept: head and tail."""
     hard_output_bytes: int = 1 << 20
     """Bytes of one stream after which the run is ended."""
     file_mb: int = 8
@@ -47,9 +47,9 @@ class ExecutionLimits:
     open_files: int = 64
     """Open descriptors of one process."""
     snapshots: int = 32
-    """Live snapshots of a session; older ones are thinned out and rebuilt when asked for."""
+    """Live snapshots of a session; older ones are dropped and rebuilt on demand."""
     snapshot_mb: int = 1024
-    """MiB that the live snapshots of a session may hold together, beyond what they share with it."""
+    """Memory that a session's live snapshots may use together in MiB, excluding what they share with the session."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
@@ -65,40 +65,40 @@ class ProgramError:
     type: str
     message: str
     line: int
-    """Line of the cell; 0 where it is not known."""
+    """The line in the cell; 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExecResult:
-    """What a run or a cell did."""
+    """The result of a run or a cell."""
 
     status: ExecStatus
     stdout: str = ""
     stderr: str = ""
     value: str | None = None
-    """Value of a cell's last expression, as repr() gives it."""
+    """The value of a cell's last expression, as formatted by repr()."""
     error: ProgramError | None = None
-    """The exception that ended a cell."""
+    """The exception that ended a cell, if any."""
     exit_code: int | None = None
     signal: int | None = None
     truncated: bool = False
     """Whether the middle of stdout or stderr is missing."""
-    # A line for each call that was answered, as the program wrote it: see ``plain.decode``.
+    # One line per completed call, as the program wrote it; see ``plain.decode``.
     returned: tuple[str, ...] = ()
     files: Mapping[str, bytes] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Files that were asked for and did not leave the sandbox, with the reason."""
+    """Requested files that could not be returned, with the reason."""
     state_lost: bool = False
     """Whether the interpreter died; the next cell starts a new one."""
     lost_snapshots: int = 0
-    """Snapshots that the program of this cell destroyed."""
+    """Number of snapshots that the program of this cell destroyed."""
     wall_s: float = 0.0
     cpu_s: float = 0.0
     queue_s: float = 0.0
-    """Seconds that the run waited for a free jail; no limit counts them."""
+    """Seconds that the run waited for a free jail; no limit includes them."""
     memory_mb: float = 0.0
     fault: str = ""
-    """What went wrong, where the status is ``sandbox_error``."""
+    """The error, if the status is ``sandbox_error``."""
 
     @property
     def ok(self) -> bool:
@@ -108,9 +108,9 @@ class ExecResult:
 
 @dataclass(frozen=True, slots=True)
 class FunctionCall:
-    """A function of the program to be called, and its arguments, plain values only.
+    """A function of the program to call, with plain values as arguments.
 
-    ``C.m`` names the method ``m`` of a new object of class ``C``.
+    ``C.m`` is the method ``m`` of a new object of class ``C``.
     """
 
     function: str
@@ -119,7 +119,7 @@ class FunctionCall:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorInfo:
-    """What a backend says about itself."""
+    """The description of a backend."""
 
     name: str
     isolated: bool
@@ -127,22 +127,22 @@ class ExecutorInfo:
 
 @runtime_checkable
 class ExecutorSnapshot(Protocol):
-    """A point in a session's life that it can go back to."""
+    """A state to which a session can return."""
 
     @property
     def bytes(self) -> int:
-        """Bytes of memory and files that it holds for itself, at most; measured once all of a session may be too many."""
+        """Upper bound of the bytes of memory and files that only it uses; measured once all of a session may be too many."""
 
     def pin(self) -> None:
-        """Keeps it from being thinned out."""
+        """Prevents it from being dropped."""
 
     def release(self) -> None:
-        """Gives up what it holds; a second call does nothing."""
+        """Releases what it holds. A second call does nothing."""
 
 
 @runtime_checkable
 class ExecutorSession(Protocol):
-    """An interpreter that keeps its state from cell to cell, with files beside it."""
+    """An interpreter with files that keeps its state from cell to cell."""
 
     def run(
         self,
@@ -156,32 +156,32 @@ class ExecutorSession(Protocol):
         """Runs one cell.
 
         Args:
-            code: The cell; where it ends in an expression, its value is shown.
-            files: Written below the working folder before. What an earlier cell put in their way is a result of status
-                ``error``, without the cell.
-            collect: Relative paths to read after.
-            wall_s: Seconds; None takes the session's limit.
+            code: The cell. If it ends in an expression, the result contains its value.
+            files: Files to write below the working folder first. If earlier cells prevent that, the result has the status
+                ``error`` and the cell does not run.
+            collect: Relative paths of files to read afterwards.
+            wall_s: Time limit in seconds; None uses that of the session.
             variables: Whether stderr shows the variables on the line of an uncaught exception.
 
         Raises:
-            ConfigurationError: a path that is not relative, or more files than the disk holds.
-            SandboxFault: the session is closed. A sandbox that breaks is a result of status ``sandbox_error``.
+            ConfigurationError: a path is not relative, or the files exceed the disk limit.
+            SandboxFault: the session is closed. A failure of the sandbox is a result with the status ``sandbox_error``.
         """
 
     def snapshot(self) -> ExecutorSnapshot:
-        """Freezes interpreter and files.
+        """Captures interpreter and files.
 
         Raises:
-            SnapshotRefused: threads, child processes or open files make it unsound.
+            SnapshotRefused: threads, child processes or open files prevent a sound capture.
         """
 
     def restore(self, snapshot: Any) -> None:
-        """Goes back; the snapshot stays usable.
+        """Returns to a snapshot, which stays usable.
 
         Raises:
             SnapshotError: it belongs to another session or was released.
-            StateLost: the program destroyed it, and it could not be built again. The session is empty then, and its next
-                result says so: ``killed`` with ``state_lost``, without its cell.
+            StateLost: the program destroyed the snapshot, and it could not be rebuilt. The session is then empty, and its
+                next result reports this: ``killed`` with ``state_lost``, without running its cell.
             SandboxFault: the sandbox failed.
         """
 
@@ -190,15 +190,15 @@ class ExecutorSession(Protocol):
     @overload
     def fork(self, n: int) -> list[Self]: ...
     def fork(self, n: int | None = None) -> Self | list[Self]:
-        """One twin, or ``n``, in the present state."""
+        """Makes one copy, or a list of ``n``, in the present state."""
 
     def close(self) -> None:
-        """Ends the interpreter; a second call does nothing."""
+        """Ends the interpreter. A second call does nothing."""
 
 
 @runtime_checkable
 class Executor(Protocol):
-    """A place where untrusted programs run."""
+    """Runs untrusted programs."""
 
     def run(
         self,
@@ -212,25 +212,25 @@ class Executor(Protocol):
         variables: bool = False,
         domain: str = "",
     ) -> ExecResult:
-        """Runs one whole Python program in an empty corner of its own; nothing of it stays.
+        """Runs a whole Python program in an empty, private environment, of which nothing remains.
 
         Args:
             code: The program.
-            stdin: What it can read from its standard input.
-            files: Written below its working folder before.
-            collect: Relative paths to read after; regular files within the limits only.
-            calls: Functions to call once the program has run; it is then imported, so that nothing below
-                ``if __name__ == "__main__":`` is run. None starts it.
-            limits: None takes the executor's own.
-            variables: Whether stderr shows the variables on the line of an uncaught exception, that of a call included.
-            domain: Programs of different trust domains never meet in one jail.
+            stdin: The text on its standard input.
+            files: Files to write below its working folder first.
+            collect: Relative paths of files to read afterwards; only regular files within the limits.
+            calls: Functions to call after the program has run. It is then imported, so that the part below ``if __name__ ==
+                "__main__":`` does not run. None runs it as the main program.
+            limits: The limits; None uses those of the executor.
+            variables: Whether stderr shows the variables on the line of an uncaught exception, also in a call.
+            domain: The trust domain. Programs of different domains are never in the same jail.
 
         Returns:
-            What the program did; never raises for anything that a program can do. A failure of the sandbox is a result
-            too, of status ``sandbox_error``.
+            The result of the program; nothing that a program can do raises an exception. A failure of the sandbox is a
+            result with the status ``sandbox_error``.
 
         Raises:
-            ConfigurationError: a path or an argument that cannot be sent.
+            ConfigurationError: a path or an argument cannot be sent.
         """
 
     def open(
@@ -247,7 +247,7 @@ class Executor(Protocol):
         """
 
     def info(self) -> ExecutorInfo:
-        """The name of the executor, and whether it isolates programs."""
+        """Returns the name of the executor, and whether it isolates programs."""
 
     def close(self) -> None:
-        """Ends every jail; a second call does nothing."""
+        """Ends every jail. A second call does nothing."""

@@ -1,4 +1,4 @@
-"""The ``unsafe-local`` backend: the same fork server without any wall. For trusted code, asked for by that name only."""
+"""The ``unsafe-local`` backend: the same fork server without isolation. For trusted code, and never used by default."""
 
 import contextlib
 import os
@@ -20,12 +20,12 @@ from agentenv.sandbox.types import ExecutorInfo
 
 
 def start(root: str, imports: tuple[str, ...]) -> Jail:
-    """One fork server below ``root``; it ends when its stream does."""
+    """Starts a fork server below ``root``, which ends with its stream."""
     home = str(Path(next(iter(packages()), "")).parent)
     setup = {
         "isolated": False,
         "root": root,
-        "kept": [],  # the host's folders can all change
+        "kept": [],  # all folders of the host can change
         "path": [home] if packages() else [],
         "imports": imports,
     }
@@ -52,11 +52,11 @@ def start(root: str, imports: tuple[str, ...]) -> Jail:
 
 
 def executor(*, imports: tuple[str, ...] = ("numpy",), **options: Any) -> JailExecutor:
-    """An executor without isolation: limits of time, memory and output hold, nothing else does.
+    """Makes an executor without isolation: only the limits of time, memory and output apply.
 
     Args:
-        imports: Modules that every program finds loaded.
-        options: As for ``JailExecutor``.
+        imports: Modules that are imported in advance for every program.
+        options: Arguments of ``JailExecutor``.
     """
     info = ExecutorInfo("unsafe-local", isolated=False)
     end = contextlib.ExitStack()

@@ -1,4 +1,4 @@
-"""Environments for other machines and other libraries."""
+"""Serves environments to other machines, and adapts them to the trainers of other libraries."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Environments over HTTP and WebSocket: the FastAPI application."""
+"""The FastAPI application that serves environments over HTTP and WebSocket."""
 
 import asyncio
 import contextlib
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from starlette.websockets import WebSocket
 
 SESSION_HEADER = "mcp-session-id"
-_DRAIN_S = 5.0  # for environments to close once the server has stopped
+_DRAIN_S = 5.0  # time for environments to close after the server has stopped
 
 
 def make_app(service: EnvService) -> Any:
-    """The FastAPI application.
+    """Makes the FastAPI application of ``service``.
 
     Raises:
         MissingExtra: FastAPI is not installed.
@@ -50,7 +50,7 @@ def make_app(service: EnvService) -> Any:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         keeping = asyncio.create_task(service.housekeeping())
         yield
-        # The housekeeper goes on until here: it is what ends the sessions of a service that stops.
+        # The housekeeper runs until here, because it ends the sessions of a stopping service.
         keeping.cancel()
         await service.wait_until_idle(0.0 if service.hurried else _DRAIN_S)
 
@@ -90,7 +90,7 @@ def make_app(service: EnvService) -> Any:
 
 
 def describe(service: EnvService) -> dict[str, Any]:
-    """What an environment is and takes, as ``/metadata`` says it; `RemoteEnv` reads it to be the same."""
+    """Returns what ``/metadata`` says of an environment; `RemoteEnv` takes these properties over."""
     env = service.prototype
     return {
         "name": service.name,
@@ -111,7 +111,7 @@ def describe(service: EnvService) -> dict[str, Any]:
 
 
 def schemas() -> dict[str, Any]:
-    """JSON Schemas of action, observation and state, as OpenEnv's clients ask for them."""
+    """Returns JSON Schemas of action, observation and state, as OpenEnv's clients request them."""
     state = {
         "title": "State",
         "type": "object",
@@ -129,7 +129,7 @@ def schemas() -> dict[str, Any]:
 
 
 def _admit(service: EnvService, asking: "HTTPConnection") -> None:
-    """Lets a caller in.
+    """Checks that a caller may use the service.
 
     Raises:
         Refusal: the token is missing, or the service is not ready.
@@ -150,7 +150,7 @@ def _refused(error: Refusal) -> "Response":
 
 
 async def _tasks(service: EnvService, request: "Request") -> "Response":
-    """Tasks of the environment's own making, by number, seed and split in the address's query."""
+    """Returns tasks that the environment makes, by number, seed and split from the query string."""
     try:
         _admit(service, request)
         asked = TasksQuery.model_validate(dict(request.query_params))
@@ -169,7 +169,8 @@ async def _converse(service: EnvService, socket: "WebSocket") -> None:
     try:
         _admit(service, socket)
     except Refusal as error:
-        # Before it is accepted, so that the caller sees a status of HTTP rather than a WebSocket that closes at once.
+        # The refusal comes before the handshake, so that the caller gets an HTTP status and not a WebSocket that closes at
+        # once.
         await socket.send_denial_response(_refused(error))
         return
     await socket.accept()
@@ -177,7 +178,7 @@ async def _converse(service: EnvService, socket: "WebSocket") -> None:
 
 
 async def _mcp(service: EnvService, request: "Request") -> "Response":
-    """One message of streamable HTTP, answered with JSON."""
+    """Answers one message of streamable HTTP with JSON."""
     from starlette.responses import Response
 
     try:
@@ -186,7 +187,7 @@ async def _mcp(service: EnvService, request: "Request") -> "Response":
     except Refusal as error:
         return _refused(error)
     try:
-        # Read apart from the rest: an error of JSON-RPC needs the id of its message, which no broken text has.
+        # The text is parsed first, because a JSON-RPC error needs the id of its message, which malformed text does not have.
         message = read_json(content.decode())
     except ValueError as error:
         return json_response(failure(None, PARSE_ERROR, f"this is no JSON: {error}"), 400)
@@ -205,20 +206,20 @@ async def _mcp(service: EnvService, request: "Request") -> "Response":
 
 
 async def _session_of(service: EnvService, request: "Request", method: str) -> McpSession:
-    """The session of a request; ``initialize`` begins one, with seed and options from the query of the address.
+    """Finds the session of a request; ``initialize`` begins one, with seed and options from the query string.
 
     Raises:
         Refusal: there is no such session, or no slot to begin another one.
-        ConfigurationError: the query holds no seed and options that can be used.
+        ConfigurationError: the query string has an unusable seed or unusable options.
         Fault: the environment broke.
     """
     if method != "initialize":
-        # The header alone says which session is meant: HTTP has no connection that belongs to one.
+        # Only the header tells which session is meant, because an HTTP connection does not belong to a session.
         return service.mcp.find(request.headers.get(SESSION_HEADER, ""))
-    return await service.mcp.begin(_reset_of(request.query_params), host_of(request))
+    return await service.mcp.begin(_reset_from_query(request.query_params), host_of(request))
 
 
-def _reset_of(query: Mapping[str, str]) -> ResetData:
+def _reset_from_query(query: Mapping[str, str]) -> ResetData:
     try:
         options = read_json(query["options"]) if "options" in query else None
         return ResetData(seed=query.get("seed"), options=options)

@@ -1,8 +1,8 @@
-"""How a policy is asked, and what it writes, where the environment is at a server: stop strings, tools and native turns.
+"""How a client samples a turn for an environment on a server, and how it sends it: stop strings, tools and native turns.
 
-The policy and its chat format are at the client. What ends a turn and which tools are declared may change within an episode,
-so the server says it with each answer; what a turn in the model's own form stands for only the environment knows, so the
-turn is sent as it was read.
+The policy and its chat format are at the client. Stop strings and declared tools may change within an episode, so the server
+sends them with each answer. Only the environment can tell which action a native turn stands for, so the client sends the
+parsed turn.
 """
 
 import json
@@ -26,15 +26,15 @@ from agentenv.serving.wire import call_in, plain
 
 @dataclass(frozen=True)
 class Asking:
-    """How a client asks its policy for the turn that comes."""
+    """How the client has to sample the next turn."""
 
     stop: tuple[str, ...] | None = None
-    """Which stop strings end it, of those of the environment's class and its own; None where the server does not say."""
+    """All stop strings of the turn, including those of the environment's class; None if the server does not tell."""
     tools: tuple[ToolForm, ...] | None = None
-    """The tools to declare; None where the policy does not speak in its model's form, or the server knows of none."""
+    """The tools to declare; None if the policy uses no native format, or the server does not tell."""
 
     def turn_stop(self, stop: Sequence[str], usual: Sequence[str]) -> tuple[str, ...]:
-        """``stop`` as the environment wants it, where ``usual`` are the stop strings of its class."""
+        """Returns the environment's changes applied to ``stop``; ``usual`` are the stop strings of its class."""
         if self.stop is None:
             return tuple(stop)
         added = (text for text in self.stop if text not in usual)
@@ -42,11 +42,11 @@ class Asking:
 
 
 def asking_out(env: Env[Any], *, opens: bool) -> dict[str, Any]:
-    """What ``metadata`` says of how the policy is asked next.
+    """Returns the entries of ``metadata`` that say how the next turn has to be sampled.
 
     Args:
-        env: Within an episode.
-        opens: Whether what it shows is a whole context, in which tools are declared.
+        env: An environment within an episode.
+        opens: Whether its observation begins a new context, in which tools are declared.
     """
     metadata: dict[str, Any] = {"turn_stop": list(env.turn_stop(tuple(env.stop)))}
     if env.native and opens:
@@ -55,7 +55,7 @@ def asking_out(env: Env[Any], *, opens: bool) -> dict[str, Any]:
 
 
 def asking_in(metadata: Mapping[str, Any], before: Asking | None = None) -> Asking:
-    """What a server said; tools stay those of ``before`` until a context declares others."""
+    """Reads what a server sent; the tools are those of ``before`` until a new context declares others."""
     stop, tools = metadata.get("turn_stop"), metadata.get("native_tools")
     declared = tuple(DeclaredTool(dict(tool)) for tool in tools or ())
     held = None if before is None else before.tools
@@ -63,19 +63,19 @@ def asking_in(metadata: Mapping[str, Any], before: Asking | None = None) -> Aski
 
 
 class TurnAction(str):
-    """The action of an environment at a server that a native turn stands for: the turn itself; as text its content."""
+    """The action for a remote environment in native format: holds the whole turn; its text is the content."""
 
     turn: AssistantTurn
 
     def __new__(cls, turn: AssistantTurn) -> "TurnAction":
-        """Takes the turn."""
+        """Makes the action that holds ``turn``."""
         made = super().__new__(cls, turn.content)
         made.turn = turn
         return made
 
 
 def turn_out(turn: AssistantTurn) -> dict[str, Any]:
-    """A turn as it is sent: calls in OpenAI's form, and those that cannot be read with what is wrong with them."""
+    """Returns a turn as JSON: calls in OpenAI's form, malformed calls with a description of what is wrong."""
     return {
         "thinking": turn.thinking,
         "content": turn.content,
@@ -102,7 +102,7 @@ class _SentCall(BaseModel):
 
 
 class _SentMistake(BaseModel):
-    """A call that could not be read."""
+    """A malformed call."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -119,10 +119,10 @@ class _SentTurn(BaseModel):
 
 
 def turn_in(data: Mapping[str, Any]) -> AssistantTurn:
-    """The turn that a client sent.
+    """Reads a turn from a client.
 
     Raises:
-        ValidationError: it is none.
+        ValidationError: the data does not describe a turn.
     """
     sent = _SentTurn.model_validate(data)
     return AssistantTurn(sent.thinking, sent.content, tuple(map(_call, sent.calls)), sent.closed)

@@ -1,8 +1,8 @@
-"""What a client may choose for an episode: a task by its id, or, where the server allows it, a whole task of checked values.
+"""Checks what a client may choose for an episode: a task by its id, or a whole task if the server allows it.
 
-The options of ``reset`` may hold anything where one process plays, and some environments read the names of files from a
-task. A client of a server is not trusted with that. It names a task that the environment holds; and the entries of a whole
-task that it writes itself are only those that the environment has declared to be harmless (`Env.client_data`).
+Within one process, the options of ``reset`` may hold anything, and some environments read file names from a task. Clients of
+a server are not trusted with that: they name a task that the environment holds. If they write a whole task, it may have only
+those entries that the environment declares harmless (`Env.client_data`).
 """
 
 from collections import Counter
@@ -17,62 +17,62 @@ from agentenv.core.validation import sentence
 from agentenv.errors import ConfigurationError, UnknownName
 from agentenv.serving.wire import TaskData
 
-_MOST_HELD = 100_000  # tasks of the environment and those that callers asked for; beyond it no more are made
-_MOST_NAMED = 200  # characters of an id that an error repeats
+_MOST_TASKS = 100_000  # largest number of tasks: those of the environment and those made for callers
+_ID_CHARS = 200  # characters of an id that an error quotes
 
 
 class ClientOptions:
-    """Reads the options of ``reset`` that clients of one server send.
+    """Checks the options of ``reset`` that the clients of one server send.
 
     Args:
-        env: An environment of the kind that is served; it says which tasks it holds and what a client may set.
-        whole_tasks: Whether a client may write tasks itself, with their question and their accepted answers.
-        tasks: Further ones that may be named by their ids.
+        env: An environment of the served class; it tells which tasks it holds and what clients may set.
+        whole_tasks: Whether clients may write whole tasks, including question and accepted answers.
+        tasks: Further tasks that clients may name by id.
     """
 
     def __init__(self, env: Env[Any], *, whole_tasks: bool, tasks: Iterable[Task] = ()) -> None:
         self.whole_tasks = whole_tasks
         self._held = {task.id: task for task in (*env.held_tasks(), *tasks)}
         self._asked: Counter[str] = Counter()
-        """How many tasks are held because a client asked for them, by its address."""
+        """How many tasks are held for each client, by its address."""
         self._data = _model("task.data", env.client_data)
         self._options = _model("options", env.client_options)
 
     def held(self, id: str) -> Task | None:
-        """The task of that id, where there is one."""
+        """Returns the task with that id; None if there is none."""
         return self._held.get(id)
 
     def hold(self, tasks: Iterable[Task], client: str = "") -> None:
-        """Lets clients name ``tasks``, which were made for the one at the address ``client``.
+        """Lets all clients name ``tasks`` by id; they were made for the client with the address ``client``.
 
         Raises:
-            ConfigurationError: another task has the id of one of them already, or too many are held, in all or for this
-                client: one that asks without end leaves half of the room to others.
+            ConfigurationError: a different task already has one of the ids, or too many tasks are held: in total, or for
+                this client, which may take at most half of the room.
         """
         made = {task.id: task for task in tasks}
-        # Looked for before any is held, so that a refusal leaves the tasks that clients may name as they were.
+        # All ids are checked before any task is added, so that a refusal changes nothing.
         taken = next((id for id, task in made.items() if self._held.get(id, task) != task), None)
         if taken is not None:
             raise ConfigurationError(
-                f"two tasks of this server have the id {taken[:_MOST_NAMED]!r}: make_tasks has to give every task an id "
+                f"two tasks of this server have the id {taken[:_ID_CHARS]!r}: make_tasks has to give every task an id "
                 "that depends on its content"
             )
         new = len(made.keys() - self._held.keys())
-        if len(self._held) + new > _MOST_HELD or self._asked[client] + new > _MOST_HELD // 2:
+        if len(self._held) + new > _MOST_TASKS or self._asked[client] + new > _MOST_TASKS // 2:
             raise ConfigurationError(
                 f"this server holds {len(self._held)} tasks, {self._asked[client]} of them for this client; it holds no "
-                f"more than {_MOST_HELD}, and {_MOST_HELD // 2} for one client"
+                f"more than {_MOST_TASKS}, and {_MOST_TASKS // 2} for one client"
             )
         self._held |= made
         self._asked[client] += new
 
     def read(self, given: Mapping[str, Any] | None) -> dict[str, Any] | None:
-        """The options as the environment takes them.
+        """Returns the options in the form that the environment takes.
 
         Raises:
-            UnknownName: the environment holds no task of that id.
-            ConfigurationError: an option that clients may not set, a malformed task, or a whole task where the server takes
-                none.
+            UnknownName: the environment holds no task with that id.
+            ConfigurationError: an option is not open to clients, a task is malformed, or it is a whole task and the server
+                takes none.
         """
         if given is None:
             return None
@@ -101,19 +101,19 @@ class ClientOptions:
         if not isinstance(id, str) or id not in self._held:
             held = f"{len(self._held)}, such as {next(iter(self._held))!r}" if self._held else "none"
             raise UnknownName(
-                f"there is no task {str(id)[:_MOST_NAMED]!r} here; of its own the environment holds {held}"
+                f"there is no task {str(id)[:_ID_CHARS]!r} here; of its own the environment holds {held}"
             )
         task = self._held[id]
-        # An id may mean another task at a server of another version; its answers would then score the wrong question.
+        # On a server of another version, the id may stand for another task, whose answers would score the wrong question.
         if question is not None and question != task.question:
             raise ConfigurationError(
-                f"task {id[:_MOST_NAMED]!r} asks another question here than the one that was sent with its id"
+                f"task {id[:_ID_CHARS]!r} asks another question here than the one that was sent with its id"
             )
         return task
 
 
 def _model(name: str, fields: Mapping[str, Any]) -> type[BaseModel]:
-    """A model of ``fields``, none of which has to be there and beside which there may be no other."""
+    """Makes a model with these optional fields that forbids all others."""
     optional: dict[str, Any] = {field: (kind, None) for field, kind in fields.items()}
     return create_model(name, __config__=ConfigDict(extra="forbid"), **optional)
 

@@ -1,4 +1,4 @@
-"""One WebSocket from the first frame to the last: OpenEnv's contract, kept with a caller that nobody trusts."""
+"""Handles one WebSocket connection by OpenEnv's contract; the caller is not trusted."""
 
 import asyncio
 import contextlib
@@ -45,16 +45,16 @@ _log = logging.getLogger(__name__)
 
 
 def host_of(asking: "HTTPConnection") -> str:
-    """What tells a caller from others: its address (``network_of``), or nothing where there is none."""
+    """Returns the part of the caller's address that identifies it (``network_of``); empty if it has none."""
     return network_of(asking.client.host) if asking.client else ""
 
 
-class _Gone(Exception):
-    """The caller has left."""
+class _CallerLeft(Exception):
+    """The caller has closed the connection."""
 
 
-class _Ended(Exception):
-    """We end the conversation."""
+class _ConversationEnded(Exception):
+    """The server ends the conversation."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
@@ -62,31 +62,31 @@ class _Ended(Exception):
 
 
 class CallerConnection:
-    """Answers the frames of one caller in order, while it watches whether the caller is still there.
+    """Answers the frames of one caller in order, and notices meanwhile when the caller leaves.
 
     Args:
-        socket: accepted.
-        service: where the environment comes from.
+        socket: An accepted WebSocket.
+        service: The service that gives the environment.
     """
 
     def __init__(self, socket: "WebSocket", service: EnvService) -> None:
         self._socket = socket
         self._service = service
         self._inbox: asyncio.Queue[str | None] = asyncio.Queue()
-        self._ahead = 0  # characters in the inbox
+        self._ahead = 0  # number of characters in the inbox
         self._gone = asyncio.Event()
-        self._why: Exception = _Gone()
+        self._why: Exception = _CallerLeft()
         self._session: EnvSession | None = None
 
     async def run(self) -> None:
-        """Talks until the caller leaves, is idle too long or sends too much, or the service stops."""
-        # Beside the answers, because only a read notices that the caller has left.
+        """Answers frames until the caller leaves, is idle too long or sends too much, or the service stops."""
+        # Reads run beside the answers, because only a read notices that the caller has left.
         reading = asyncio.create_task(self._read())
         try:
             await self._talk()
-        except _Gone:
+        except _CallerLeft:
             pass
-        except _Ended as end:
+        except _ConversationEnded as end:
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(self._service.limits.send_s):
                     await self._socket.close(end.code, str(end))
@@ -96,14 +96,14 @@ class CallerConnection:
                 self._session.end()
 
     async def _read(self) -> None:
-        """Takes frames as they come: as long as one is not taken, nobody notices that the caller has left."""
+        """Moves incoming frames to the inbox at once, because only a pending read notices that the caller has left."""
         from starlette.websockets import WebSocketDisconnect
 
         try:
             while True:
                 limits = self._service.limits
                 if self._inbox.qsize() >= limits.backlog or self._ahead > limits.message_bytes:
-                    self._why = _Ended(TOO_MUCH, "too many frames ahead of the answers")
+                    self._why = _ConversationEnded(TOO_MUCH, "too many frames ahead of the answers")
                     break
                 message = await self._socket.receive()
                 if message["type"] == "websocket.disconnect":
@@ -111,7 +111,7 @@ class CallerConnection:
                 text = message.get("text")
                 self._ahead += len(text or "")
                 self._inbox.put_nowait(text)
-        # Starlette raises RuntimeError where a socket is read after it was closed.
+        # Starlette raises RuntimeError on reading a socket that was closed.
         except (WebSocketDisconnect, RuntimeError):
             pass
         self._gone.set()
@@ -122,16 +122,16 @@ class CallerConnection:
         except Exception as error:
             code = CAPACITY_REACHED if isinstance(error, Refusal) else FACTORY_ERROR
             await self._send("error", error_out(error, code))
-            raise _Ended(TRY_AGAIN, "no environment") from error
+            raise _ConversationEnded(TRY_AGAIN, "no environment") from error
         while True:
             text = await self._unless_gone(self._next())
             await self._send(*await self._answer(text))
             if self._session.over:
-                raise _Ended(BROKEN, "the environment was given up")
+                raise _ConversationEnded(BROKEN, "the environment was given up")
 
     async def _next(self) -> str | None:
-        """The next frame's text; None for a binary one."""
-        # Both are cancelled afterwards, so that no frame is taken by a wait that nobody looks at any more.
+        """Returns the text of the next frame; None for a binary frame."""
+        # Both are cancelled at the end, so that no abandoned wait takes a frame.
         waiting = [
             asyncio.ensure_future(self._inbox.get()),
             asyncio.ensure_future(self._service.ending.wait()),
@@ -143,18 +143,18 @@ class CallerConnection:
             for one in waiting:
                 one.cancel()
         if waiting[1] in done:
-            raise _Ended(GOING_AWAY, "the server stops")
+            raise _ConversationEnded(GOING_AWAY, "the server stops")
         if not done:
             await self._send(
                 "error", error_out(AgentEnvError(f"nothing came for {idle_s:g} s"), SESSION_ERROR)
             )
-            raise _Ended(GOING_AWAY, "idle")
+            raise _ConversationEnded(GOING_AWAY, "idle")
         text: str | None = waiting[0].result()  # type: ignore[assignment]
         self._ahead -= len(text or "")
         return text
 
     async def _answer(self, text: str | None) -> tuple[str, dict[str, Any]]:
-        """Type and data of the answer to one frame; every failure has one."""
+        """Returns type and data of the answer to one frame; there is one for every error."""
         try:
             asked = Frame.model_validate(read_json(text or ""))
         except ValidationError as error:
@@ -165,10 +165,10 @@ class CallerConnection:
             said = f"{asked.type[:60]!r} is no type of frame; there are {', '.join(TYPES)}"
             return "error", error_out(AgentEnvError(said), UNKNOWN_TYPE)
         if asked.type == "close":
-            raise _Ended(1000, "")
+            raise _ConversationEnded(1000, "")
         try:
             return await self._unless_gone(self._do(asked.type, asked.data))
-        except (_Gone, _Ended):
+        except (_CallerLeft, _ConversationEnded):
             raise
         except ValidationError as error:
             return "error", error_out(AgentEnvError(sentence(error)), VALIDATION_ERROR)
@@ -194,13 +194,18 @@ class CallerConnection:
         asked = ExtensionData.model_validate(data)
         if asked.verb != "attach":
             return "agentenv", await session.extension(asked)
-        # The new one first: where the claim is refused, the caller keeps the environment that it has.
+        # The new session is claimed first, so that the caller keeps the old one if the claim is refused.
         self._session = self._service.claim(asked.id)
         session.end()
         return "agentenv", {}
 
     async def _unless_gone(self, work: Coroutine[Any, Any, T]) -> T:
-        """``work``, given up when the caller leaves."""
+        """Returns the result of ``work``; cancels it if the caller leaves.
+
+        Raises:
+            _CallerLeft: the caller has left.
+            _ConversationEnded: the service stops, or the caller sent too many frames.
+        """
         task, gone = asyncio.ensure_future(work), asyncio.ensure_future(self._gone.wait())
         try:
             await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -211,7 +216,7 @@ class CallerConnection:
             gone.cancel()
             if not task.done():
                 task.cancel()
-                # Waited for, so that what it holds is given back before the session ends.
+                # The session ends only after ``work`` has released what it holds.
                 await asyncio.gather(task, return_exceptions=True)
 
     async def _send(self, type: str, data: dict[str, Any]) -> None:
@@ -219,4 +224,4 @@ class CallerConnection:
             async with asyncio.timeout(self._service.limits.send_s):
                 await self._socket.send_text(frame(type, data))
         except Exception as error:
-            raise _Gone from error  # it left, or has not taken our last answers for too long
+            raise _CallerLeft from error  # it has left, or has not read the last answers for too long

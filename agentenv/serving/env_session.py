@@ -1,4 +1,4 @@
-"""One session: an environment, its snapshots, and what a caller may ask of it."""
+"""A session: one environment with its snapshots, and the calls that its caller may make."""
 
 import asyncio
 import contextlib
@@ -43,7 +43,7 @@ class SessionMeter(Protocol):
 
 
 class SessionHost(Protocol):
-    """What a session needs of the service that it belongs to; `EnvService` is one."""
+    """What a session needs from its service; `EnvService` implements it."""
 
     @property
     def name(self) -> str:
@@ -51,7 +51,7 @@ class SessionHost(Protocol):
 
     @property
     def limits(self) -> ServerLimits:
-        """The bounds of the service."""
+        """The limits of the service."""
 
     @property
     def expert(self) -> bool:
@@ -59,39 +59,39 @@ class SessionHost(Protocol):
 
     @property
     def meter(self) -> SessionMeter:
-        """What counts episodes, faults and requests."""
+        """Counts episodes, faults and requests."""
 
     def options(self, given: Mapping[str, Any] | None) -> dict[str, Any] | None:
-        """The options of ``reset`` that a caller sent, as the environment takes them."""
+        """Returns the options of ``reset`` from a caller in the form that the environment takes."""
 
     async def wrap(self, env: Env[Any], client: str) -> "EnvSession":
-        """A session of an environment that is there already."""
+        """Makes a session for an existing environment."""
 
     async def await_call(self, call: asyncio.Future[T], what: str, deadline: Deadline) -> T:
-        """The result of ``call`` within its deadline."""
+        """Returns the result of ``call``; a missed deadline is an error."""
 
     def close_later(
         self, close: Callable[[], None], call: asyncio.Future[Any] | None, client: str
     ) -> asyncio.Task[None]:
-        """Closes an environment once the call in it is over, and gives its slot back."""
+        """Closes an environment after ``call`` has ended, and gives its slot back."""
 
 
 class EnvSession:
-    """What one caller plays. Calls run one after the other; one that misses its deadline is the last.
+    """The environment of one caller. Calls run one at a time; a call that misses its deadline ends the session.
 
     Args:
-        service: whose bounds hold, and where the slot goes back to.
-        env: nobody else's.
-        client: address of its caller.
+        service: Sets the limits, and takes the slot back.
+        env: An environment that nobody else uses.
+        client: The address of the caller.
     """
 
     def __init__(self, service: SessionHost, env: Env[Any], client: str = "") -> None:
         self.id = uuid.uuid4().hex
         self.client = client
         self.expires = time.monotonic() + service.limits.claim_s
-        """When the housekeeper may end it, in monotonic seconds, if it is kept without a connection."""
+        """When an unclaimed session may be ended, in seconds of the monotonic clock."""
         self.opening = ""
-        """The text of the first observation of the present episode."""
+        """The text of the first observation of the current episode."""
         self._service = service
         self._env: Env[Any] | None = env
         self._turn = asyncio.Lock()
@@ -102,10 +102,10 @@ class EnvSession:
 
     @property
     def env(self) -> Env[Any]:
-        """The environment that is played.
+        """The environment of the session.
 
         Raises:
-            EnvFault: the session is over.
+            EnvFault: the session has ended.
         """
         if self._env is None:
             raise EnvFault("this session has ended; open another one")
@@ -113,24 +113,24 @@ class EnvSession:
 
     @property
     def begun(self) -> bool:
-        """Whether it was reset."""
+        """Whether an episode was started."""
         return bool(self._episode)
 
     @property
     def busy(self) -> bool:
-        """Whether a call is under way or waits for another one."""
+        """Whether a call is running."""
         return self._turn.locked()
 
     @property
     def over(self) -> bool:
-        """Whether it was ended, by `end` or by a deadline."""
+        """Whether `end` or a missed deadline has ended the session."""
         return self._env is None
 
     async def reset(self, data: ResetData) -> dict[str, Any]:
         """Begins an episode.
 
         Raises:
-            ConfigurationError: an option or a task that callers may not give.
+            ConfigurationError: an option or a task is not open to callers.
             Fault: the environment broke or missed the deadline.
         """
         options = self._service.options(data.options)
@@ -148,11 +148,11 @@ class EnvSession:
         return reply
 
     async def step(self, data: ActionData) -> dict[str, Any]:
-        """Acts once.
+        """Takes one step.
 
         Raises:
-            EpisodeOver: the episode has ended or never begun.
-            Fault: the environment broke or missed the deadline; there is no reward then, not even 0.
+            EpisodeOver: the episode has ended, or none was started.
+            Fault: the environment broke or missed the deadline; the step then has no reward, not even 0.
         """
         turn = None if data.turn is None else turn_in(data.turn)
 
@@ -163,7 +163,7 @@ class EnvSession:
         return await self.act(acted)
 
     async def act(self, action: Callable[[Env[Any]], Coroutine[Any, Any, Step]]) -> dict[str, Any]:
-        """Acts as `step` does, by an action that is more than its text."""
+        """Takes a step as `step` does, by a function rather than a text."""
 
         async def work(env: Env[Any]) -> dict[str, Any]:
             step = await action(env)
@@ -179,14 +179,14 @@ class EnvSession:
         return reply
 
     def state(self) -> dict[str, Any]:
-        """OpenEnv's state: which episode, and how many steps of it."""
+        """Returns OpenEnv's state: the id of the episode and its number of steps."""
         return {"episode_id": self._episode or None, "step_count": self._steps, "env": self._service.name}
 
     async def extension(self, data: ExtensionData) -> dict[str, Any]:
-        """Carries out one of our own verbs, such as a snapshot.
+        """Carries out a verb beyond OpenEnv's, such as ``snapshot``.
 
         Raises:
-            SnapshotError: a snapshot that is not there, that cannot be taken, or one too many.
+            SnapshotError: the snapshot does not exist or cannot be taken, or there are too many.
             Fault: the environment broke or missed the deadline.
         """
         verbs: dict[str, Callable[[str], Coroutine[Any, Any, dict[str, Any]]]] = {
@@ -200,22 +200,21 @@ class EnvSession:
         return await verbs[data.verb](data.id)
 
     def end(self) -> asyncio.Task[None] | None:
-        """Ends the session: the call under way is given up, the environment closed, the slot given back.
+        """Ends the session: gives up the running call, closes the environment and gives the slot back.
 
         Returns:
-            What ends when the slot has been given back; None of a session that is over.
+            A task that is done when the slot has been given back; None if the session had already ended.
         """
         if (env := self._env) is None:
             return None
-        # Before anything else, so that no call that waits for its turn is made on it any more, and the slot is given
-        # back once.
+        # This comes first, so that no waiting call uses the environment any more, and the slot is given back only once.
         self._env = None
-        # Not waited for here: closing may take as long as the call that is given up.
+        # This does not wait, because closing may take as long as the call that is given up.
         return self._service.close_later(partial(_close, env, self._snapshots), self._call, self.client)
 
     async def _run(self, what: str, work: Callable[[Env[Any]], Coroutine[Any, Any, T]]) -> T:
         began, status = time.perf_counter(), "ok"
-        # An environment is for one thread at a time; `asyncio.Lock` serves those who wait in the order in which they came.
+        # An environment may be used by one thread at a time; `asyncio.Lock` serves waiting callers in order of arrival.
         async with self._turn:
             self.expires = time.monotonic() + self._service.limits.idle_s
             with deadline_of(self._service.limits.call_s) as deadline:
@@ -224,8 +223,8 @@ class EnvSession:
                 return await self._service.await_call(self._call, what, deadline)
             except BaseException as error:
                 status = type(error).__name__
-                # Nobody knows what the environment is doing, so the session ends here instead of being stepped again.
-                if not self._call.done():  # too late, or the caller is gone
+                # The state of the environment is unknown, so the session ends and the environment is not stepped again.
+                if not self._call.done():  # it missed the deadline, or the caller has left
                     self.end()
                 if isinstance(error, Fault):
                     self._service.meter.fault(status)
@@ -238,8 +237,8 @@ class EnvSession:
         async def work(env: Env[Any]) -> dict[str, Any]:
             if len(self._snapshots) >= self._service.limits.snapshots:
                 raise SnapshotError(f"this session holds {len(self._snapshots)} snapshots; release some")
-            # Whatever was captured after the deadline would hold its memory for good, because nobody has its id.
-            snapshot = await _made(env.snapshot, Snapshot.release)
+            # A snapshot that is taken after the deadline would never be released, because nobody has its id.
+            snapshot = await _make_in_thread(env.snapshot, Snapshot.release)
             id = uuid.uuid4().hex
             self._snapshots[id] = snapshot
             return {"id": id, "bytes": snapshot.bytes, "seconds": snapshot.seconds}
@@ -257,7 +256,7 @@ class EnvSession:
 
     async def _release(self, id: str) -> dict[str, Any]:
         async def work(env: Env[Any]) -> dict[str, Any]:
-            # Taken out before it is released: a second release of the same id then finds nothing.
+            # It is removed before its release, so that a second release of the same id finds nothing.
             if (snapshot := self._snapshots.pop(id, None)) is not None:
                 await asyncio.to_thread(snapshot.release)
             return {}
@@ -266,13 +265,13 @@ class EnvSession:
 
     async def _fork(self, _: str) -> dict[str, Any]:
         async def work(env: Env[Any]) -> dict[str, Any]:
-            (twin,) = await _made(env.fork, lambda twins: twins[0].close())
-            if self.over:  # nobody would learn its id
+            (twin,) = await _make_in_thread(env.fork, lambda twins: twins[0].close())
+            if self.over:  # nobody would get the id of the fork
                 await asyncio.to_thread(twin.close)
                 raise EnvFault("this session has ended; open another one")
             session = await self._service.wrap(twin, self.client)
             session._episode, session._steps = self._episode, self._steps
-            if self.over:  # while it waited for a slot
+            if self.over:  # it ended while the fork waited for a slot
                 session.end()
             return {"id": session.id}
 
@@ -289,7 +288,8 @@ class EnvSession:
         return await self._run("expert", work)
 
     def _check_begun(self) -> None:
-        if not self.begun:  # an environment has no state before, and would fail with a traceback in the log
+        # before an episode an environment has no state, and fails with a traceback in the log
+        if not self.begun:
             raise EpisodeOver("no episode has begun here; reset before you ask for the expert or a picture")
 
     async def _render(self, _: str) -> dict[str, Any]:
@@ -301,7 +301,7 @@ class EnvSession:
 
 
 def _cut_reward(env: Env[Any]) -> float | None:
-    """What its episode earns further where it is cut now; None where it fails to say so."""
+    """Returns the further reward if the episode is cut now; None if the environment fails to compute it."""
     try:
         return cut_reward(env)
     except Exception:
@@ -309,14 +309,14 @@ def _cut_reward(env: Env[Any]) -> float | None:
 
 
 def _close(env: Env[Any], snapshots: dict[str, Snapshot]) -> None:
-    with contextlib.ExitStack() as stack:  # one that fails must not keep the others
+    with contextlib.ExitStack() as stack:  # an error of one must not keep the others from being closed
         stack.callback(env.close)
         for snapshot in snapshots.values():
             stack.callback(snapshot.release)
 
 
-async def _made(make: Callable[[], T], discard: Callable[[T], object]) -> T:
-    """What ``make`` makes in a thread. The thread goes on where the call is cancelled; what it then makes is discarded."""
+async def _make_in_thread(make: Callable[[], T], discard: Callable[[T], object]) -> T:
+    """Runs ``make`` in a thread and returns its result; discards the result if the call is cancelled meanwhile."""
     making = asyncio.ensure_future(asyncio.to_thread(make))
     try:
         return await asyncio.shield(making)

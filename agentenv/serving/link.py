@@ -1,7 +1,7 @@
-"""A connection to a server of environments: one frame, one answer, each within its time.
+"""A connection to a server of environments: each frame gets one answer within a time limit.
 
-Every connection lives on the process's background event loop, so that it may be used from any loop and any thread, one call
-at a time.
+All connections belong to the background event loop of the process. So they can be used from any event loop and any thread,
+with one call at a time.
 """
 
 import asyncio
@@ -23,42 +23,42 @@ CONNECT_S = 10.0
 _CLOSE_S = 5.0
 _MOST_BYTES = 100 * 2**20
 _LONGEST_PAUSE_S = 10.0
-_SHOWN = 200  # characters of a server's own words in an error
+_MOST_ERROR_CHARS = 200  # characters of a server's message that an error quotes
 
 
 @dataclass(frozen=True)
 class LinkTimeouts:
-    """How long a server is waited for."""
+    """How long a client waits for a server."""
 
     call_s: float = 600.0
-    """For one call; longer than the server's own bound, so that the server says what was late. The server does not count the
-    time that a program waits for a free processor."""
+    """Time limit of one call, in seconds. It is longer than the server's limit, so that the server can report which call was
+    late. The server's limit does not include the time that a program waits for a free processor."""
     place_s: float = 300.0
-    """For a server whose slots are all taken."""
+    """How long to wait for a slot of a server that is full, in seconds."""
     pause_s: float = 0.5
-    """Before it is asked again for a slot; doubles from time to time."""
+    """Pause before the next request for a slot, in seconds; it grows with each try."""
 
 
 @dataclass(frozen=True)
 class Handle:
-    """A snapshot that a server holds."""
+    """A snapshot on a server."""
 
     link: "Link"
     id: str
     bytes: int
 
     def release(self) -> None:
-        """Lets the server forget it; where the connection is gone the server has done so already."""
+        """Releases the snapshot on the server, unless the connection has ended and the server with it released it."""
         if self.link.standing:
             self.link.ask_now("release", id=self.id)
 
 
 class Link:
-    """One connection and the environment at its other end; to `Snapshot` it is a resource.
+    """A connection to one environment on a server; `Snapshot` uses it as a resource.
 
     Args:
-        url: address of the server, ``http://HOST:PORT``.
-        timeouts: bounds.
+        url: Address of the server, ``http://HOST:PORT``.
+        timeouts: Time limits.
     """
 
     def __init__(self, url: str, timeouts: LinkTimeouts) -> None:
@@ -68,58 +68,58 @@ class Link:
         self._opened = False
 
     def __del__(self) -> None:
-        """Ends the connection of an environment that nobody closed, which would keep a slot of the server."""
+        """Ends the connection of an environment that was not closed, because it would occupy a slot of the server."""
         if (socket := self.__dict__.get("_socket")) is not None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended, and its connections with it
+            with contextlib.suppress(RuntimeError):  # the event loop has ended, and with it its connections
                 socket.loop.call_soon_threadsafe(socket.transport.close)
 
     @property
     def broken(self) -> bool:
-        """Whether it was closed, by us or by accident."""
+        """Whether the connection was opened and has been closed, on purpose or not."""
         return self._opened and self._socket is None
 
     @property
     def standing(self) -> bool:
-        """Whether it is open, as far as is known: a server closes one that is idle for long, and all when it stops."""
+        """Whether the connection is open as far as known; servers close idle ones, and all when they stop."""
         from websockets.protocol import State
 
         return self._socket is not None and self._socket.state is State.OPEN
 
     async def ask(self, type: str, answer: str, **data: Any) -> dict[str, Any]:
-        """Sends a frame and returns the data of the answer; from any event loop.
+        """Sends a frame and returns the data of the answer; works on any event loop.
 
         Raises:
-            Fault: the server, or what is behind it, failed.
+            Fault: the server or its environment failed.
             AgentEnvError: the server refused, with the error that a local environment would raise.
         """
-        # On the loop of the process, to which the socket belongs, whatever loop the caller is on.
+        # The call runs on the event loop of the socket, not on that of the caller.
         return await asyncio.wrap_future(in_background(self._ask(type, answer, data)))
 
     def ask_now(self, verb: str, **data: Any) -> dict[str, Any]:
-        """Asks one of our own verbs as `ask` does, from code that is not asynchronous."""
-        # Twice the bounds of the call itself, which are told first: this one is for a loop that is blocked.
+        """Sends a verb of ``agentenv`` frames as `ask` does, from synchronous code."""
+        # Twice the time limits, so that the call itself times out first; this limit is for a blocked event loop.
         asking = in_background(self._ask("agentenv", "agentenv", {"verb": verb, **data}))
         return asking.result(2 * (self._timeouts.call_s + self._timeouts.place_s))
 
     def snapshot(self) -> Handle:
-        """Takes a snapshot that stays at the server."""
+        """Takes a snapshot on the server."""
         taken = self.ask_now("snapshot")
         return Handle(self, taken["id"], taken["bytes"])
 
     def restore(self, handle: Handle) -> None:
-        """Goes back to a snapshot of this connection."""
+        """Restores a snapshot that was taken over this connection."""
         self.ask_now("restore", id=handle.id)
 
     def fork(self) -> "Link":
-        """A connection of its own to a twin of the environment."""
+        """Forks the environment and returns the connection to the fork."""
         id = self.ask_now("fork")["id"]
         twin = Link(self.url, self._timeouts)
-        # At once: a fork that nobody has attached to is ended by the server after a while.
+        # It attaches at once, because the server ends a fork without a connection after a while.
         twin.ask_now("attach", id=id)
         return twin
 
     def close(self) -> None:
-        """Closes the connection, and with it the environment."""
+        """Closes the connection; the server then closes the environment."""
         in_background(self._drop()).result(2 * _CLOSE_S)
 
     async def _ask(self, type: str, answer: str, data: dict[str, Any]) -> dict[str, Any]:
@@ -127,10 +127,10 @@ class Link:
             raise EnvFault(f"the connection to {self.url} is closed; reset() opens another one")
         text = frame(type, data)
         try:
-            reply = await (self._exchange(text) if self._opened else self._first(text))
+            reply = await (self._exchange(text) if self._opened else self._open_and_exchange(text))
         except BaseException as error:
-            # BaseException, because the caller may have given up: an answer would come then that nobody reads.
-            # Shielded, because a second cancellation must not leave the socket open.
+            # BaseException, because after a cancelled call an answer would arrive that nobody reads.
+            # The shield keeps a second cancellation from leaving the socket open.
             await asyncio.shield(self._drop())
             if isinstance(error, AgentEnvError) or not isinstance(error, Exception):
                 raise
@@ -142,9 +142,14 @@ class Link:
             raise EnvFault(f"{self.url} failed during {type}: {said}") from error
         return received(reply, answer, self.url)
 
-    async def _first(self, text: str) -> Any:
-        """Opens the connection and exchanges its first frame; waits where all slots are taken."""
-        # The first frame is sent anew with each connection: a full server accepts the connection and says so only then.
+    async def _open_and_exchange(self, text: str) -> Any:
+        """Opens the connection and exchanges its first frame; tries again while the server is full.
+
+        Raises:
+            EnvFault: the server failed or stayed full.
+            ConfigurationError: the server does not admit this client.
+        """
+        # Each connection sends the first frame again, because a full server accepts a connection and refuses only the frame.
         policy = RetryPolicy(pause_s=self._timeouts.pause_s, longest_pause_s=_LONGEST_PAUSE_S)
         began, tries = time.monotonic(), 0
         while True:
@@ -159,11 +164,11 @@ class Link:
             await asyncio.sleep(policy.pause(tries))
 
     async def _connect(self) -> bool:
-        """Opens the connection; False where the server is not ready.
+        """Opens the connection; returns False if the server is not ready.
 
         Raises:
-            ConfigurationError: the server does not let us in.
-            EnvFault: it fails.
+            ConfigurationError: the server does not admit this client.
+            EnvFault: the connection fails.
         """
         with needs_extra("serve"):
             from websockets.asyncio.client import connect
@@ -175,7 +180,7 @@ class Link:
                 open_timeout=CONNECT_S,
                 close_timeout=_CLOSE_S,
                 max_size=_MOST_BYTES,
-                ping_interval=None,  # the server pings; pings of ours would draw from the global random generator
+                ping_interval=None,  # the server pings; pings from here would use the global random generator
                 compression=None,
                 proxy=None,
             )
@@ -183,7 +188,7 @@ class Link:
             if error.response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
                 return False
             refused = error.response.status_code < httpx.codes.INTERNAL_SERVER_ERROR
-            # A proxy says 502 while the server starts again.
+            # A proxy answers 502 while the server restarts.
             kind = ConfigurationError if refused else EnvFault
             raise kind(f"{self.url}: {reason(error.response.body)}") from error
         finally:
@@ -196,7 +201,7 @@ class Link:
             return read_json(await self._socket.recv())
 
     async def _drop(self) -> None:
-        # Taken out before it is closed: closing waits, and nobody may send on it meanwhile.
+        # The socket is removed before it is closed, so that nobody sends on it while it closes.
         socket, self._socket, self._opened = self._socket, None, True
         if socket is not None:
             with contextlib.suppress(Exception):
@@ -204,10 +209,10 @@ class Link:
 
 
 def received(reply: Any, answer: str, sender: str) -> dict[str, Any]:
-    """The data of a frame from a server, which is of the type ``answer``.
+    """Returns the data of a server's frame, which must have the type ``answer``.
 
     Raises:
-        Fault: it is no such frame, or says that the server failed.
+        Fault: the frame is of another type, or reports a failure of the server.
         AgentEnvError: the server refused, with the error that a local environment would raise.
     """
     known = isinstance(reply, dict) and isinstance(reply.get("data"), dict)
@@ -219,16 +224,16 @@ def received(reply: Any, answer: str, sender: str) -> dict[str, Any]:
 
 
 def headers() -> dict[str, str]:
-    """What every request carries: the token, where there is one."""
+    """Returns the HTTP headers of every request: the bearer token, if one is set."""
     return bearer(TOKEN_VARIABLE)
 
 
 def reason(body: bytes | bytearray | None) -> str:
-    """The sentence in a refusal's body, or the body."""
+    """Returns the message in the JSON body of a refusal, or else the whole body."""
     text = without_keys((body or b"").decode(errors="replace"))
     with contextlib.suppress(ValueError, KeyError, TypeError):
-        return str(read_json(text)["error"])[:_SHOWN]
-    text = text[:_SHOWN]
+        return str(read_json(text)["error"])[:_MOST_ERROR_CHARS]
+    text = text[:_MOST_ERROR_CHARS]
     return text or "refused without a reason"
 
 

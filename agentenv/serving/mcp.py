@@ -1,11 +1,11 @@
-"""The part of the Model Context Protocol that an environment needs, over JSON-RPC 2.0 and without an SDK.
+"""The part of the Model Context Protocol (MCP) that an environment needs, over JSON-RPC 2.0 and without an SDK.
 
-``initialize``, ``ping``, ``tools/list`` and ``tools/call``; ``agentenv/reset`` begins another episode of the same session.
-MCP knows no reward and no end: both stand in the result's ``_meta`` under ``agentenv/step``, where the host sees them and
-the model does not. A mistake of the policy is a result with ``isError``; an infrastructure failure is a JSON-RPC error and
-never a result, so that nobody can take it for a reward of 0.
+The methods are ``initialize``, ``ping``, ``tools/list`` and ``tools/call``; ``agentenv/reset`` begins another episode in the
+same session. MCP has no reward and no end of an episode: both are in ``_meta`` of the result under ``agentenv/step``, where
+the host reads them and the model does not. A mistake of the policy is a result with ``isError``. An infrastructure failure
+is a JSON-RPC error and never a result, so that it cannot be taken for a reward of 0.
 
-Source: modelcontextprotocol.io, revision 2025-11-25 (and the three before it, whose differences do not touch this part).
+Source: modelcontextprotocol.io, revision 2025-11-25 (and the three before it, which do not differ in this part).
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -40,18 +40,18 @@ class Call(BaseModel):
 
 
 def failure(id: Any, code: int, said: str, data: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """A JSON-RPC error."""
+    """Returns a JSON-RPC error with the message ``said``."""
     error = {"code": code, "message": said} | ({"data": dict(data)} if data else {})
     return {"jsonrpc": "2.0", "id": id, "error": error}
 
 
 def is_notification(message: Any) -> bool:
-    """Whether ``message`` is one that gets no answer."""
+    """Tells whether ``message`` is a notification, which gets no answer."""
     return _is_request(message) and "id" not in message
 
 
 def complaint(message: Any) -> dict[str, Any] | None:
-    """The answer to what is no request, or one of a method that there is not; None where `answer` has to say more."""
+    """Returns the error for a malformed request or an unknown method; None for a request that `answer` can answer."""
     if not _is_request(message):
         return failure(None, INVALID_REQUEST, "this is no JSON-RPC 2.0 request; batches are not taken")
     if (method := message["method"]) not in METHODS:
@@ -71,7 +71,7 @@ def _is_request(message: Any) -> bool:
 
 
 async def answer(session: "Played", message: Any) -> dict[str, Any] | None:
-    """The answer to one message; None to a notification."""
+    """Returns the answer to one message; None for a notification."""
     if is_notification(message):
         return None
     if (wrong := complaint(message)) is not None:
@@ -123,13 +123,13 @@ async def _call(session: "Played", params: dict[str, Any]) -> dict[str, Any]:
         return steps[0]
 
     try:
-        # The step is kept beside the reply, which is JSON already: the statuses of its tools are needed below.
+        # The reply is already JSON, so the step is kept beside it: the statuses of its tools are needed below.
         reply = await session.act(action)
     except EpisodeOver as error:
         return _content(f"{error}", wrong=True)
-    except (Fault, Refusal):  # there was no slot for the episode, which is nothing that the policy did
+    except (Fault, Refusal):  # no slot was free, which is not a mistake of the policy
         raise
-    except AgentEnvError as error:  # the call itself was wrong: the policy is told and may try again
+    except AgentEnvError as error:  # the call was wrong: the policy is told so and may try again
         return _content(f"{error}", wrong=True)
     step = {name: reply[name] for name in ("reward", "done", "metadata")}
     wrong = any(result.status is not ToolStatus.OK for result in steps[0].info["tool_results"])
@@ -147,4 +147,4 @@ METHODS: dict[str, Callable[["Played", dict[str, Any]], Awaitable[dict[str, Any]
     "tools/call": _call,
     "agentenv/reset": _reset,
 }
-"""Every method by name; a further one is a function and a row."""
+"""The handler of each method, by name."""

@@ -1,6 +1,6 @@
-"""``remote:URL``: an environment behind ``agentenv serve``, the same to a trainer as one in the process.
+"""``remote:URL``: an environment behind ``agentenv serve``, which a trainer uses like a local one.
 
-A connection that breaks is a fault: the episode is lost, masked and counted, and the next ``reset`` opens another one.
+A broken connection is a fault: the episode is lost, masked and counted, and the next ``reset`` opens a new connection.
 """
 
 import asyncio
@@ -24,40 +24,38 @@ from agentenv.serving.wire import VERSION, info_in, observation_in, options_out,
 from agentenv.web.client import HTTPClient, Request, run_in_thread
 from agentenv.web.retries import GaveUp, RetryPolicy, TryAgain
 
-_STARTING = RetryPolicy(timeout_s=None, connect_s=None, tries=240, pause_s=0.5, longest_pause_s=0.5)
-"""For two minutes: a server may load an index first."""
-_REMEMBERED_S = (
-    60.0  # what a server says of its environment, while a run asks about the class again and again
-)
-_TASKS_S = 180.0  # for a server to make tasks
+_START_RETRIES = RetryPolicy(timeout_s=None, connect_s=None, tries=240, pause_s=0.5, longest_pause_s=0.5)
+"""Tries for two minutes, because a starting server may have to load an index first."""
+_CARD_CACHE_S = 60.0  # seconds for which a server's answer to ``/metadata`` is cached
+_MAKE_TASKS_TIMEOUT_S = 180.0  # time limit for making tasks on the server
 
 
 @dataclass
 class RemoteState:
-    """What changes within an episode: everything else is at the server."""
+    """What changes within an episode at the client; everything else is on the server."""
 
     link: Link
     anchor: str | None
     cut_reward: float | None
-    """What the episode earns further where it is cut now; None where the environment cannot say."""
+    """The further reward if the episode is cut now; None if the environment cannot tell."""
     asking: Asking
-    """How the policy is asked next."""
+    """How to sample the next turn."""
 
 
 class RemoteEnv(AsyncEnv[RemoteState]):
-    """An environment behind ``agentenv serve``; time travel included.
+    """An environment behind ``agentenv serve``, including snapshots and forks.
 
     Args:
-        url: address of the server, such as ``http://127.0.0.1:8100``.
-        timeouts: bounds; None takes the defaults.
+        url: Address of the server, such as ``http://127.0.0.1:8100``.
+        timeouts: Time limits; None uses the defaults.
         render_mode: ``ansi`` or None.
 
     Raises:
-        ConfigurationError: there is no such server, or it does not let us in.
-        EnvFault: there was one before in this process, and it does not answer now.
+        ConfigurationError: no server answers there, or it does not admit this client.
+        EnvFault: a server has answered there in this process, and does not now.
     """
 
-    refuses_half_escapes = True  # the server deals with them, for an environment that does not
+    refuses_half_escapes = True  # the server repairs them for environments that cannot take them
 
     def __init__(
         self, url: str, *, timeouts: LinkTimeouts | None = None, render_mode: str | None = None
@@ -67,9 +65,9 @@ class RemoteEnv(AsyncEnv[RemoteState]):
         self._timeouts = timeouts or LinkTimeouts()
         try:
             self.card = _card(self.url)
-            """What the server says of its environment."""
+            """What the server's ``/metadata`` says of its environment."""
         except ConfigurationError as error:
-            if self.url in _known:  # a server that goes away within a run costs episodes and not the run
+            if self.url in _known:  # losing a server costs episodes and does not end the run
                 raise EnvFault(str(error)) from error
             raise
         vars(self).update(
@@ -84,21 +82,23 @@ class RemoteEnv(AsyncEnv[RemoteState]):
     async def areset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Info]:
-        """Begins an episode at the server, over the same connection as before where that still stands.
+        """Begins an episode on the server; uses the previous connection again if it is still open.
 
         Raises:
             ConfigurationError: an option cannot be sent, or the environment refuses it.
-            Fault: the server, or what is behind it, failed.
+            Fault: the server or its environment failed.
         """
         await super().areset(seed=seed)
         before: RemoteState | None = vars(self).get("state")
-        # Only a connection that was opened for this reset is closed when it fails; an older one closes itself where
-        # it broke. One that the server closed between two episodes is replaced: nothing that was played is lost with it.
+        # Only a connection that was opened for this reset is closed on an error; an older one closes itself when it breaks.
+        # One that the server closed between two episodes is replaced, which loses nothing.
         fresh = before is None or not before.link.standing
         link = Link(self.url, self._timeouts) if before is None or fresh else before.link
         try:
             native = {"native": True} if self.native else {}
-            data = await link.ask("reset", "observation", seed=seed, options=self._sent(options), **native)
+            data = await link.ask(
+                "reset", "observation", seed=seed, options=self._options_to_send(options), **native
+            )
             with _decoding(self.url):
                 opening = observation_in(data["observation"]), info_in(data["metadata"]["info"])
                 asking = asking_in(data["metadata"])
@@ -110,12 +110,12 @@ class RemoteEnv(AsyncEnv[RemoteState]):
         return opening
 
     def _leave_episode(self) -> None:
-        """Closes nothing: the server ends the episode before, and the next one goes over the same connection."""
+        """Closes nothing: the server ends the previous episode, and the next one uses the same connection."""
 
-    def _sent(self, options: dict[str, Any] | None) -> dict[str, Any] | None:
-        """``options`` as this server takes them: a whole task with the data that the environment reads, or its id.
+    def _options_to_send(self, options: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Returns ``options`` as this server takes them: a whole task with the data that the environment reads, or its id.
 
-        The question goes with the id, so that a server whose task of that id is another one refuses.
+        The question is sent with the id, so that a server on which the id means another task refuses.
         """
         if not isinstance(task := (options or {}).get("task"), Task):
             return options_out(options)
@@ -126,11 +126,11 @@ class RemoteEnv(AsyncEnv[RemoteState]):
         return options_out({**(options or {}), "task": sent})
 
     async def astep(self, action: str) -> Step:
-        """Acts once.
+        """Takes one step.
 
         Raises:
             EpisodeOver: the episode has ended or was never reset.
-            Fault: the server, or what is behind it, failed; there is no reward then.
+            Fault: the server or its environment failed; there is no reward then.
         """
         self.check_running(action)
         turn = {"turn": turn_out(action.turn)} if isinstance(action, TurnAction) else {}
@@ -144,14 +144,14 @@ class RemoteEnv(AsyncEnv[RemoteState]):
         return step
 
     def turn_stop(self, stop: tuple[str, ...]) -> tuple[str, ...]:
-        """As the environment at the server wants them for the turn that comes."""
+        """Returns the stop strings that the environment on the server wants for the next turn."""
         return self.state.asking.turn_stop(stop, self.card["stop"])
 
     def native_tools(self) -> Sequence[ToolForm]:
-        """The tools of the environment at the server in the present context.
+        """Returns the tools that the environment on the server declares in the current context.
 
         Raises:
-            ConfigurationError: the server does not serve policies that speak in their model's form.
+            ConfigurationError: the server does not support native formats.
         """
         if self.state.asking.tools is None:
             raise ConfigurationError(
@@ -161,67 +161,67 @@ class RemoteEnv(AsyncEnv[RemoteState]):
         return self.state.asking.tools
 
     def native_action(self, turn: AssistantTurn) -> str:
-        """``turn`` itself, which the environment at the server reads."""
+        """Returns ``turn`` itself as the action, for the environment on the server to read."""
         return TurnAction(turn)
 
     def anchor_key(self) -> str | None:
-        """The key that came with the last answer: asking for it costs no call."""
+        """Returns the key that came with the last answer; it makes no call."""
         return self.state.anchor
 
     def cut_reward(self) -> float:
-        """What came with the last answer, too.
+        """Returns the cut reward that came with the last answer.
 
         Raises:
-            EnvFault: the environment at the server failed to say it.
+            EnvFault: the environment on the server failed to compute it.
         """
         if self.state.cut_reward is None:
             raise EnvFault(f"the environment at {self.url} failed to say what an episode earns that is cut")
         return self.state.cut_reward
 
     def expert(self) -> Sequence[str] | None:
-        """The expert's actions, where the server hands them out."""
+        """Returns the expert's actions, if the server gives them."""
         told = self.state.link.ask_now("expert")
         with _decoding(self.url):
             vars(self)["no_expert"] = told["why"]
             return None if told["actions"] is None else tuple(told["actions"])
 
     def render(self) -> str:
-        """What the environment at the server renders."""
+        """Returns what the environment on the server renders."""
         told = self.state.link.ask_now("render")
         with _decoding(self.url):
             return str(told["text"])
 
 
 def remote_class(url: str) -> type[RemoteEnv]:
-    """The environment at ``url`` as a class: how its actions end, and tasks that the server makes.
+    """Returns the class of the environment at ``url``, with its stop strings and with the tasks that the server makes.
 
-    A server that answered once in this process and does not now is what it was, so that a run outlives it.
+    If a server that answered earlier in this process does not answer now, its class is reused, so that the run goes on.
 
     Raises:
-        ConfigurationError: nobody has answered there yet, or somebody else does.
+        ConfigurationError: no server of environments has answered there yet.
     """
     url, now = url.rstrip("/"), time.monotonic()
     known = _known.get(url)
-    if known is None or now - known.asked > _REMEMBERED_S:
+    if known is None or now - known.asked > _CARD_CACHE_S:
         try:
-            known = _Known(_class_at(url), now)
+            known = _KnownServer(_class_at(url), now)
         except ConfigurationError:
             if known is None:
                 raise
-            known = _Known(known.served, now)
+            known = _KnownServer(known.served, now)
         _known[url] = known
     return known.served
 
 
-class _Known(NamedTuple):
+class _KnownServer(NamedTuple):
     """A server that has answered in this process."""
 
     served: type[RemoteEnv]
     asked: float
-    """When it was asked last, in seconds of the monotonic clock."""
+    """When it last answered, in seconds of the monotonic clock."""
 
 
-_known: dict[str, _Known] = {}
+_known: dict[str, _KnownServer] = {}
 
 
 def _class_at(url: str) -> type[RemoteEnv]:
@@ -238,10 +238,10 @@ def _class_at(url: str) -> type[RemoteEnv]:
 
         @classmethod
         def make_tasks(cls, n: int, *, seed: int = 0, split: str = "train") -> Sequence[Task]:
-            """Tasks that the server makes, without their answers unless it hands out the expert's actions too."""
+            """Returns tasks that the server makes, without answers unless the server also gives the expert's actions."""
             asked = {"n": n, "seed": seed, "split": split}
-            rows = _asked(url, "tasks", asked, _TASKS_S)["tasks"]
-            # Without answers only the id tells two tasks of one question apart.
+            rows = _get_json(url, "tasks", asked, _MAKE_TASKS_TIMEOUT_S)["tasks"]
+            # Without answers, only the id tells two tasks with the same question apart.
             return [
                 Task(
                     row["id"], row["question"], tuple(row["answers"]), row["split"], {"served_as": row["id"]}
@@ -253,12 +253,12 @@ def _class_at(url: str) -> type[RemoteEnv]:
 
 
 def _card(url: str) -> dict[str, Any]:
-    """What the server says of its environment; waits for one that is starting.
+    """Returns the server's ``/metadata``; waits for a server that is starting.
 
     Raises:
-        ConfigurationError: nobody answers there, or somebody else does.
+        ConfigurationError: no server of environments answers there.
     """
-    card = _asked(url, "metadata", {}, CONNECT_S)
+    card = _get_json(url, "metadata", {}, CONNECT_S)
     if card.get("version") != VERSION:
         raise ConfigurationError(f"{url} speaks version {card.get('version')!r}, not {VERSION!r}")
     try:
@@ -268,7 +268,7 @@ def _card(url: str) -> dict[str, Any]:
 
 
 class _Card(BaseModel):
-    """What is read of ``/metadata``; a server that says something else there is another one."""
+    """The part of ``/metadata`` that is used; a server that sends something else is not one of agentenv."""
 
     capability: Literal["none", "replay", "memory", "files", "process"]
     reward_floor: FiniteFloat
@@ -281,22 +281,22 @@ class _Card(BaseModel):
     client_data: tuple[str, ...] = ()
 
 
-def _asked(url: str, route: str, query: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-    """The JSON object that a server gives on a route; waits for one that is starting.
+def _get_json(url: str, route: str, query: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    """Returns the JSON object that a server gives on ``route``; waits for a server that is starting.
 
     Raises:
-        ConfigurationError: nobody answers there, or the server refuses.
+        ConfigurationError: no server answers there, or it refuses.
     """
-    direct = httpx.AsyncHTTPTransport()  # not through a proxy that the environment names
+    direct = httpx.AsyncHTTPTransport()  # ignores the proxy of the environment variables
     client = HTTPClient(
-        url, retry_policy=_STARTING, headers=headers, fault=ConfigurationError, transport=direct
+        url, retry_policy=_START_RETRIES, headers=headers, fault=ConfigurationError, transport=direct
     )
 
     async def ask(_: int) -> dict[str, Any]:
         try:
             async with asyncio.timeout(seconds):
                 response = await client.send(Request("GET", f"/{route}", params=query))
-        except TryAgain as error:  # nobody listens there, and only a server that starts is waited for
+        except TryAgain as error:  # nothing listens there; only a starting server is tried again
             raise ValueError(error) from error
         if response.status == httpx.codes.SERVICE_UNAVAILABLE:
             raise TryAgain(reason(response.body))
@@ -305,13 +305,13 @@ def _asked(url: str, route: str, query: Mapping[str, Any], seconds: float) -> di
         return dict(response.json())
 
     try:
-        return run_in_thread(_STARTING.run(ask))
+        return run_in_thread(_START_RETRIES.run(ask))
     except (GaveUp, ValueError, TypeError, TimeoutError) as error:
         raise ConfigurationError(f"no environment is served at {url!r}: {error}") from error
 
 
 def _cut_reward(data: Mapping[str, Any]) -> float | None:
-    given = data["metadata"].get("cut_reward", 0.0)  # which older servers do not send
+    given = data["metadata"].get("cut_reward", 0.0)  # older servers do not send it
     return None if given is None else float(given)
 
 

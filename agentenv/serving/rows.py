@@ -1,10 +1,10 @@
-"""Rows of other libraries' data sets, and the environment that their trainer's configuration plays them in.
+"""Rows of data sets for other libraries, and the environment in which a trainer's configuration plays them.
 
-A data set may be somebody else's. So a row says which episode is played and nothing more: which environment plays it, with
-which arguments (files, retrievers, executors), stands in the configuration of the adapter (`Episodes`).
+A data set may come from a stranger. So a row only tells which episode is played. The environment and its arguments (files,
+retrievers, executors) are in the configuration of the adapter (`Episodes`).
 
-All adapters read the same two columns. ``task`` is a JSON text there, because a column of Arrow and Parquet has one type,
-and what is in a task differs from task to task.
+All adapters read the same two columns. ``task`` is JSON text, because a column of Arrow and Parquet has one type, and tasks
+differ in their data.
 """
 
 import json
@@ -23,7 +23,7 @@ from agentenv.serving.client_options import ClientOptions
 from agentenv.serving.wire import TaskData, options_in, plain, read_json
 
 CHOSEN_BY_THE_TRAINER = ("env", "arguments")
-"""Columns that no row may have."""
+"""Columns that a row may not have."""
 
 
 class DatasetRow(BaseModel):
@@ -32,7 +32,8 @@ class DatasetRow(BaseModel):
     seed: int | None = Field(None, ge=0)
     """Seed of the episode; None draws one."""
     task: dict[str, Any] | None = None
-    """``id``, ``question``, ``answers``, ``split`` and ``data``, or the ``id`` alone; None takes what the seed draws."""
+    """``id``, ``question``, ``answers``, ``split`` and ``data``, or only the ``id``; None takes the task that the seed
+    draws."""
 
     @field_validator("task", mode="before")
     @classmethod
@@ -41,11 +42,11 @@ class DatasetRow(BaseModel):
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> "DatasetRow":
-        """The row among the columns of another library's row.
+        """Reads the row from the columns of another library's row.
 
         Raises:
-            ConfigurationError: neither of the two is there, one is of another kind, or the row chooses what is the
-                trainer's to choose.
+            ConfigurationError: both columns are missing, one has the wrong type, or the row sets a column that only the
+                trainer may choose.
         """
         if chosen := [name for name in CHOSEN_BY_THE_TRAINER if fields.get(name) is not None]:
             raise ConfigurationError(
@@ -62,12 +63,12 @@ class DatasetRow(BaseModel):
 
 
 class Episodes:
-    """The environment in which rows are played, as the trainer's own configuration names it.
+    """The environment for rows, as set by the trainer's configuration.
 
     Args:
         env: A registered id, or ``remote:URL``.
-        arguments: Of the environment's class.
-        tasks: Questions of the trainer's own program: a row that repeats one as it is stands for all of it.
+        arguments: Constructor arguments of the environment.
+        tasks: Questions of the trainer's program: a row that equals one of them is trusted with all its data.
     """
 
     def __init__(
@@ -77,11 +78,11 @@ class Episodes:
         self._reader: ClientOptions | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # The reader holds models that pydantic made at run time, which cannot be pickled.
+        # The reader is left out, because its pydantic models are made at run time and cannot be pickled.
         return {**vars(self), "_reader": None}
 
     def make(self) -> Env[Any]:
-        """Makes a further environment of this kind.
+        """Makes an environment of this kind.
 
         Raises:
             ConfigurationError: it cannot be made with these arguments.
@@ -92,17 +93,17 @@ class Episodes:
             raise ConfigurationError(f"{self.env} cannot be made with {self.arguments}: {error}") from error
 
     def options(self, env: Env[Any], row: DatasetRow) -> dict[str, Any] | None:
-        """What ``reset`` of ``env`` is given for ``row`` beside the seed.
+        """Returns the options of ``reset`` for ``row``; the seed is passed separately.
 
-        A task that the environment or the trainer holds is taken from there. Of any other one the environment is shown
-        only the entries of ``data`` that it declares to be harmless (`Env.client_data`).
+        A task that the environment or the trainer holds is used as held. Any other task keeps only the entries of ``data``
+        that the environment declares harmless (`Env.client_data`).
 
         Raises:
-            ConfigurationError: the task is malformed, or is named by an id that nobody holds.
+            ConfigurationError: the task is malformed, or has an id without a question that nobody holds.
         """
         if row.task is None:
             return None
-        if self.env.startswith("remote:"):  # its server decides what a client may send
+        if self.env.startswith("remote:"):  # the server decides what a client may send
             return options_in({"task": row.task})
         if self._reader is None:
             self._reader = ClientOptions(env, whole_tasks=True, tasks=self._tasks)
@@ -110,29 +111,29 @@ class Episodes:
         if "answers" in given or "data" in given:
             whole = TaskData.read(given)
             held = self._reader.held(whole.id)
-            # Compared as they travel, because tuples and numbers of numpy come back from a column as lists and plain
+            # Both are compared in their JSON form, because a column returns tuples and numbers of numpy as lists and plain
             # numbers.
-            if held is not None and _as_sent(held) == whole:
+            if held is not None and _as_row_task(held) == whole:
                 return {"task": held}
             declared = {name: whole.data[name] for name in env.client_data if name in whole.data}
             given = {**given, "data": declared}
         return self._reader.read({"task": given})
 
 
-def _as_sent(task: Task) -> TaskData:
-    """A task as it comes out of a column."""
+def _as_row_task(task: Task) -> TaskData:
+    """Returns a task in the form in which it is read from a column."""
     return TaskData.read(read_json(json.dumps(plain(task))))
 
 
 def rows(*, tasks: Iterable[Task] = (), seeds: Iterable[int] = ()) -> list[dict[str, Any]]:
-    """The columns of a data set: one row a task, or one a seed where no tasks are given.
+    """Returns the columns of a data set: one row per task, or one per seed if there are no tasks.
 
     Args:
-        tasks: Questions to pose.
-        seeds: Seeds of episodes whose tasks the environment draws itself.
+        tasks: Questions to ask.
+        seeds: Seeds of episodes whose tasks the environment draws.
 
     Raises:
-        ConfigurationError: neither tasks nor seeds.
+        ConfigurationError: there are neither tasks nor seeds.
     """
     posed = [{"seed": None, "task": json.dumps(plain(task))} for task in tasks]
     drawn = [{"seed": seed, "task": None} for seed in seeds]
@@ -142,10 +143,10 @@ def rows(*, tasks: Iterable[Task] = (), seeds: Iterable[int] = ()) -> list[dict[
 
 
 def as_messages(observation: Observation) -> list[dict[str, str]]:
-    """An observation as chat templates take it; what a tool said is said by the user, which every template knows.
+    """Returns an observation as chat messages; tool messages become user messages, which every template can show.
 
     Raises:
-        ConfigurationError: there is an image in it.
+        ConfigurationError: it contains an image.
     """
     roles = ("user" if message.role == "tool" else message.role for message in observation)
     texts = (text_alone([message], "the adapter of another trainer") for message in observation)

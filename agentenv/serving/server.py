@@ -14,8 +14,8 @@ from agentenv.web.connections import ConnectionLimits
 from agentenv.web.server import run_app
 from agentenv.web.sockets import bounded_socket
 
-_PING_S = 20.0  # a machine that went away without a word is found out after two of these
-_MOMENT_S = 2.0
+_PING_INTERVAL_S = 20.0  # seconds between pings; a dead peer is noticed after two of them
+_THREAD_END_S = 2.0
 
 
 def run(
@@ -25,14 +25,14 @@ def run(
     hosts: Iterable[str] = (),
     connections: ConnectionLimits | None = None,
 ) -> None:
-    """Serves environments until SIGTERM or SIGINT; then every session ends after the answer under way.
+    """Serves environments until SIGTERM or SIGINT; then each session ends after its current answer.
 
     Args:
-        service: not open yet.
-        make: makes an environment, the same each time; the first one in a thread.
-        listening: from `agentenv.web.server.listen`.
-        hosts: names that callers may use for this server, beside those that `HostCheck` knows.
-        connections: bounds; None takes the defaults.
+        service: A service that is not open yet.
+        make: Makes an environment, each time the same; the first call runs in a thread.
+        listening: A socket from `agentenv.web.server.listen`.
+        hosts: Further host names that callers may use for this server, beside those that `HostCheck` knows.
+        connections: Limits on connections; None uses the defaults.
 
     Raises:
         AgentEnvError: the first environment could not be made; the server has stopped.
@@ -49,16 +49,16 @@ def run(
         connections=connections,
         ws=bounded_socket(connections or ConnectionLimits()),
         ws_max_size=service.limits.message_bytes,
-        ws_ping_interval=_PING_S,
-        ws_ping_timeout=_PING_S,
-        ws_per_message_deflate=False,  # a small frame may not unpack into a large one
+        ws_ping_interval=_PING_INTERVAL_S,
+        ws_ping_timeout=_PING_INTERVAL_S,
+        ws_per_message_deflate=False,  # keeps a small frame from unpacking into a large one
         lifespan="on",
     )
 
 
 def left_behind() -> bool:
-    """Whether a thread still runs in which an environment has never returned; idle ones end within a moment."""
-    deadline = time.monotonic() + _MOMENT_S
+    """Tells whether a thread is stuck in an environment's call; it first waits a moment for idle threads to end."""
+    deadline = time.monotonic() + _THREAD_END_S
     while any(thread.name.startswith(THREADS) for thread in threading.enumerate()):
         if time.monotonic() > deadline:
             return True

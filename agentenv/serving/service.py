@@ -1,8 +1,8 @@
-"""The service behind ``agentenv serve``: how many sessions there are, what one can do, and how each of them ends.
+"""The service behind ``agentenv serve``: gives each caller a session, and ends sessions.
 
-A session is one environment for one caller. At most ``sessions`` environments run at once. Further callers wait up to
-``wait_s`` seconds and then get a 503. A call that misses its deadline ends its session: nobody knows what the environment
-is doing then, so it is never stepped again, and its slot is given back when it has been closed.
+A session is one environment for one caller. At most ``sessions`` environments run at once; further callers wait up to
+``wait_s`` seconds and then get a 503. A call that misses its deadline ends its session, because the state of its environment
+is then unknown: it is not stepped again, and its slot is given back after it was closed.
 """
 
 import asyncio
@@ -29,22 +29,22 @@ from agentenv.web.telemetry import Meter
 
 T = TypeVar("T")
 
-_RETIRE_S = 30.0  # for a call that was given up to end, and again for its environment to close
+_CLOSE_WAIT_S = 30.0  # time for an abandoned call to end, and the same again for closing its environment
 THREADS = "agentenv-session"
-"""How the names of the threads begin in which environments run."""
+"""Prefix of the names of the threads in which environments run."""
 
-_ROUND_S = 0.2  # between two rounds of the housekeeper
+_HOUSEKEEPING_INTERVAL_S = 0.2  # seconds between two rounds of the housekeeper
 
 
 class EnvService(Gate):
-    """Gives every caller an environment of its own. It starts empty; `open` makes it ready.
+    """Gives every caller an environment of its own; `open` makes the service ready.
 
     Args:
-        name: of the environment, such as ``agentenv/Calculator-v0``.
-        limits: bounds.
-        token: what callers must send as bearer token; None lets everybody in.
-        expert: whether callers may ask for the expert's actions, which hold the answers.
-        client_tasks: whether callers may write tasks themselves; else they name those that the environment holds.
+        name: Name of the environment, such as ``agentenv/Calculator-v0``.
+        limits: The limits of the service; None uses the defaults.
+        token: The bearer token that callers must send; None admits everybody.
+        expert: Whether callers may request the expert's actions, which contain the answers.
+        client_tasks: Whether callers may write whole tasks; otherwise they name tasks that the environment holds.
     """
 
     def __init__(
@@ -62,10 +62,10 @@ class EnvService(Gate):
         self.expert = expert
         self.client_tasks = client_tasks
         self.sessions: dict[str, EnvSession] = {}
-        """Forks that wait to be taken by a connection of their own, by id."""
+        """Forks that wait for a connection of their own, by id."""
         self.mcp = McpSessions(self)
         self.ending = asyncio.Event()
-        """Set when the service stops; every conversation then ends after the answer under way."""
+        """Set when the service stops; each conversation then ends after its current answer."""
         self._make: Callable[[], Env[Any]] | None = None
         self._prototype: Env[Any] | None = None
         self._client_options: ClientOptions | None = None
@@ -75,20 +75,20 @@ class EnvService(Gate):
         self.meter = EnvMeter(self)
 
     def open(self, make: Callable[[], Env[Any]]) -> None:
-        """Makes the first environment, from which the others are forked where that can be, and lets callers in.
+        """Makes the first environment, which the others are forked from if it can be forked, and admits callers.
 
         Raises:
-            ConfigurationError: an environment whose tools cannot be called over MCP.
+            ConfigurationError: the environment's tools cannot be called over MCP.
         """
         prototype = make()
-        toolbox(prototype)  # what cannot be said of it must not come out at the first request
+        toolbox(prototype)  # raises errors of its tools now rather than at the first request
         self._client_options = ClientOptions(prototype, whole_tasks=self.client_tasks)
         self._prototype, self._make = prototype, make
         self.ready()
 
     @property
     def prototype(self) -> Env[Any]:
-        """An environment that nobody plays, to ask what it is.
+        """An environment that no caller uses, for its properties.
 
         Raises:
             Refusal: the service is not ready.
@@ -98,24 +98,25 @@ class EnvService(Gate):
         return self._prototype
 
     def options(self, given: Mapping[str, Any] | None) -> dict[str, Any] | None:
-        """The options of ``reset`` that a caller sent, as the environment takes them.
+        """Returns the options of ``reset`` from a caller in the form that the environment takes.
 
         Raises:
-            ConfigurationError: an option or a task that callers may not give, or a malformed one.
+            ConfigurationError: an option or a task is not open to callers, or is malformed.
         """
         assert self._client_options is not None
         return self._client_options.read(given)
 
     async def tasks(self, n: int, seed: int, split: str, client: str = "") -> list[dict[str, Any]]:
-        """At most ``n`` tasks as they are sent; callers may name them by their ids from then on.
+        """Returns at most ``n`` tasks as JSON; from then on callers may name them by id.
 
         They are the tasks of that split that the environment holds, or else tasks that its class makes. The accepted answers
-        are left out unless callers may ask for the expert's actions, which hold them too. The address ``client`` is who
-        asks; half of the room for tasks is for others.
+        are left out unless callers may request the expert's actions, which contain them as well. The tasks count for the
+        address ``client``, which may fill half of the room for tasks.
 
         Raises:
-            ConfigurationError: the environment holds none and makes none; or another task has the id of one of them.
-            Refusal: the service is not ready, or makes tasks for many callers already.
+            ConfigurationError: the environment neither holds nor makes tasks, or a different task already has one of the
+                ids.
+            Refusal: the service is not ready, or already makes tasks for many callers.
             EnvFault: they were not made in time.
         """
         env, options = self.prototype, self._client_options
@@ -134,12 +135,12 @@ class EnvService(Gate):
                 503, f"Tasks are made for {self._making} callers at the moment; try again later.", "Full"
             )
         with deadline_of(self.limits.call_s) as deadline:
-            # Within the block, because a thread gets the context of the moment: what waits in it then holds this
+            # The thread starts within the block, because it copies the current context: its waits then observe this
             # deadline.
             making = asyncio.ensure_future(asyncio.to_thread(made))
         self._making += 1
-        # Not before: a call that is given up has its thread until it ends.
-        making.add_done_callback(self._made)
+        # The count falls only at the end of the thread, which goes on after the request was given up.
+        making.add_done_callback(self._tasks_made)
         tasks = await self.await_call(making, "making tasks", deadline)
         options.hold(tasks, client)
         answers = {task.id: list(task.answers) if self.expert else [] for task in tasks}
@@ -148,14 +149,14 @@ class EnvService(Gate):
             for task in tasks
         ]
 
-    def _made(self, _: "asyncio.Future[Any]") -> None:
+    def _tasks_made(self, _: "asyncio.Future[Any]") -> None:
         self._making -= 1
 
     async def session(self, client: str = "") -> EnvSession:
-        """A session of a fresh environment for the caller at the address ``client``, once there is a slot.
+        """Waits for a slot and makes a session with a fresh environment for the caller at the address ``client``.
 
         Raises:
-            Refusal: no slot came free in time, too many wait already, or the client holds all that it may.
+            Refusal: no slot became free in time, too many callers wait already, or the client has all its slots.
             EnvFault: the environment was not made in time.
         """
         await self._take_place(client)
@@ -164,16 +165,15 @@ class EnvService(Gate):
         try:
             return EnvSession(self, await self.await_call(making, "making the environment", deadline), client)
         except BaseException:
-            # The thread that makes it cannot be ended: it is waited for before its slot is given back, and what comes
-            # late is closed.
+            # The thread cannot be stopped. Its slot is given back after it has ended, and the late environment is closed.
             self.close_later(lambda: _close_made(making), making, client)
             raise
 
     async def wrap(self, env: Env[Any], client: str) -> EnvSession:
-        """A session of an environment that is there already, kept by id until somebody takes it.
+        """Makes a session for an existing environment, and keeps it by id until somebody claims it.
 
         Raises:
-            Refusal: no slot came free in time; the environment has been closed.
+            Refusal: no slot became free in time; the environment has been closed.
         """
         try:
             await self._take_place(client)
@@ -183,22 +183,26 @@ class EnvService(Gate):
         return self.keep(EnvSession(self, env, client))
 
     def keep(self, session: EnvSession) -> EnvSession:
-        """Holds a session that has no connection; the housekeeper ends it when it is not used."""
+        """Keeps a session that has no connection; the housekeeper ends it if nobody claims it.
+
+        Returns:
+            The same session.
+        """
         self.sessions[session.id] = session
         return session
 
     def claim(self, id: str) -> EnvSession:
-        """Takes a kept session out.
+        """Removes a kept session and returns it.
 
         Raises:
-            Refusal: there is none, or its time is over.
+            Refusal: there is none with that id, or its time is over.
         """
         if (session := self.sessions.pop(id, None)) is None:
             raise Refusal(404, f"No session {id!r} waits to be taken; it may have expired.", "UnknownSession")
         return session
 
     async def await_call(self, call: asyncio.Future[T], what: str, deadline: Deadline) -> T:
-        """The result of ``call`` within its deadline; a late one is left running, for `close_later` to see to.
+        """Returns the result of ``call``; on a missed deadline the call keeps running, for `close_later` to await.
 
         Raises:
             EnvFault: the deadline was missed.
@@ -210,39 +214,38 @@ class EnvService(Gate):
     def close_later(
         self, close: Callable[[], None], call: asyncio.Future[Any] | None, client: str
     ) -> asyncio.Task[None]:
-        """Closes an environment beside everything else, once the call in it is over, and gives its slot back."""
+        """Closes an environment in a background task after ``call`` has ended, and gives its slot back."""
         task = asyncio.get_running_loop().create_task(self._close(close, call, client))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
         return task
 
     async def wait_until_idle(self, seconds: float) -> None:
-        """Waits so long for what is being retired."""
+        """Waits up to ``seconds`` seconds for environments that are being closed."""
         if self._closing:
             await asyncio.wait(self._closing, timeout=seconds)
 
     async def _close(self, close: Callable[[], None], call: asyncio.Future[Any] | None, client: str) -> None:
         try:
             if call is not None:
-                # Not closed beside the call: an environment that is being stepped in a thread may not be closed in
-                # another one.
-                await asyncio.wait({call}, timeout=_RETIRE_S)
-                call.cancel()  # a coroutine that never ends; a thread cannot be ended and is left behind
+                # An environment that is being stepped in one thread may not be closed in another one.
+                await asyncio.wait({call}, timeout=_CLOSE_WAIT_S)
+                call.cancel()  # stops a coroutine that never ends; a thread cannot be stopped and goes on
                 await asyncio.gather(call, return_exceptions=True)
-            with contextlib.suppress(Exception):  # one that cannot be closed has no slot any more either
-                await asyncio.wait_for(asyncio.to_thread(close), _RETIRE_S)
+            with contextlib.suppress(Exception):  # the slot is given back even if closing fails
+                await asyncio.wait_for(asyncio.to_thread(close), _CLOSE_WAIT_S)
         finally:
             self._give_place(client)
 
     async def housekeeping(self) -> None:
-        """Ends sessions that nobody uses any more, and all of them when the service stops; runs until cancelled."""
-        # A thread for each environment that blocks, and some for those that are made, forked and closed.
+        """Ends unused sessions, and all sessions when the service stops; runs until cancelled."""
+        # One thread for each environment that blocks, and further ones for making, forking and closing.
         asyncio.get_running_loop().set_default_executor(_Threads(self.limits.sessions + 16, THREADS))
         while True:
             stopping = self.state == STOPPING
             if stopping:
                 self.ending.set()
-            # A copy, because ended sessions leave the dictionary.
+            # The loop uses a copy, because ended sessions are removed from the dictionary.
             for id, session in list(self.sessions.items()):
                 expired = stopping or time.monotonic() > session.expires
                 if session.over or (expired and not session.busy):
@@ -250,11 +253,11 @@ class EnvService(Gate):
                     session.end()
             self.mcp.tidy(stopping=stopping)
             self.slots.ask_again()
-            await asyncio.sleep(_ROUND_S)
+            await asyncio.sleep(_HOUSEKEEPING_INTERVAL_S)
 
     def health(self) -> dict[str, Any]:
-        """That the process answers, what it serves and how full it is."""
-        status = "healthy" if self.state == READY else self.state  # the word that OpenEnv's tools look for
+        """Returns the answer of the health route: that the process answers, what it serves and how full it is."""
+        status = "healthy" if self.state == READY else self.state  # the value that OpenEnv's tools expect
         full = {
             "sessions": self.active,
             "most_sessions": self.limits.sessions,
@@ -279,20 +282,20 @@ class EnvService(Gate):
 
 
 class _Threads(ThreadPoolExecutor):
-    """Threads that nobody waits for when the service ends: one may never return."""
+    """A thread pool that does not wait for its threads at the end, since a call may never return."""
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         super().shutdown(wait=False, cancel_futures=True)
 
 
 def _close_made(making: asyncio.Future[Env[Any]]) -> None:
-    """Closes what was made too late for anybody to want it."""
+    """Closes an environment that was made after its deadline."""
     if making.done() and not making.cancelled() and making.exception() is None:
         making.result().close()
 
 
 class EnvMeter(Meter):
-    """What a service of environments counts beside requests."""
+    """Counts episodes, faults and open sessions, beside requests."""
 
     def __init__(self, service: EnvService) -> None:
         super().__init__(service)
@@ -308,9 +311,9 @@ class EnvMeter(Meter):
         )
 
     def episode(self, end_reason: str) -> None:
-        """An episode ended."""
+        """Counts an episode by how it ended."""
         self._ends.labels(end_reason).inc()
 
     def fault(self, kind: str) -> None:
-        """A call failed by no fault of the policy."""
+        """Counts an infrastructure failure by its class."""
         self._faults.labels(kind).inc()

@@ -1,8 +1,8 @@
-"""SkyRL-gym: an environment of ours as one of its text environments.
+"""Adapter for SkyRL-gym: an agentenv environment as one of its text environments.
 
-Call `register` with the environment and its arguments in SkyRL's worker entry point, and give each row of the data set
-``env_class="agentenv"`` and, in its extra columns, those of `rows.rows`. The environment's own opening takes the place of
-the row's prompt. A fault is raised and never returned, because a step of SkyRL has no way to say that there is no reward.
+Call `register` with the environment and its arguments in the entry point of SkyRL's workers. Each row of the data set has
+``env_class="agentenv"`` and, in its extra columns, those of `rows.rows`. The opening of the environment replaces the row's
+prompt. A fault is raised and never returned, because a step of SkyRL cannot say that there is no reward.
 """
 
 import functools
@@ -20,13 +20,13 @@ from agentenv.serving.toolbox import readable, sound
 def register(
     env: str, arguments: Mapping[str, Any] | None = None, *, tasks: Iterable[Task] = (), id: str = "agentenv"
 ) -> None:
-    """Makes an environment known to SkyRL-gym in this process, in the place of one that had the same ``id``.
+    """Registers an environment with SkyRL-gym in this process; it replaces one with the same ``id``.
 
     Args:
-        env: A registered id of ours, or ``remote:URL``.
-        arguments: Of the environment's class.
-        tasks: Questions of your own that rows may name by their ids.
-        id: The ``env_class`` of the rows that are played in it.
+        env: A registered id of agentenv, or ``remote:URL``.
+        arguments: Constructor arguments of the environment.
+        tasks: Questions of your own that rows may name by id.
+        id: The ``env_class`` of the rows for this environment.
 
     Raises:
         MissingExtra: SkyRL-gym is not installed.
@@ -34,7 +34,7 @@ def register(
     with needs_extra("skyrl"):
         import skyrl_gym
         from skyrl_gym.envs.registration import registry
-    # Removed first, so that a worker that registers twice plays the newer configuration.
+    # The old entry is removed first, so that a worker that registers twice uses the newer configuration.
     registry.pop(id, None)
     episodes = Episodes(env, arguments, tasks)
     skyrl_gym.register(id=id, entry_point="agentenv.serving.skyrl:SkyRLEnv", kwargs={"episodes": episodes})
@@ -42,12 +42,12 @@ def register(
 
 def __getattr__(name: str) -> Any:
     if name == "SkyRLEnv":
-        return _adapter()
+        return _make_adapter()
     raise AttributeError(name)
 
 
 @functools.cache
-def _adapter() -> type:
+def _make_adapter() -> type:
     from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
 
     class SkyRLEnv(BaseTextEnv):  # type: ignore[misc,unused-ignore]
@@ -65,24 +65,24 @@ def _adapter() -> type:
             self.max_turns = extras.get("max_turns") or 0
 
         def init(self, prompt: Any) -> tuple[list[dict[str, str]], dict[str, Any]]:
-            """Begins the episode; its opening takes the place of ``prompt``."""
+            """Begins the episode; its opening replaces ``prompt``."""
             options = self._episodes.options(self._env, self._row)
             observation, info = self._env.reset(seed=self._row.seed, options=options)
             self.turns, self._invalid, self._truncated = 0, 0, False
             return as_messages(observation), info
 
         def step(self, action: str) -> BaseTextEnvStepOutput:
-            """Acts once; SkyRL's bound of turns ends an episode beside the environment's own.
+            """Takes one step; SkyRL's limit of turns may end the episode before the environment does.
 
             Raises:
-                EpisodeOver: the episode has ended or never begun.
+                EpisodeOver: the episode has ended or was never started.
                 Fault: the environment broke.
             """
             step = sound(self._env.step(readable(self._env, action)))
             self.turns += 1
             self._invalid += not step.info["valid"]
             over = step.terminated or step.truncated
-            # A bound of SkyRL's own is a truncation too, unless the episode has just ended by itself.
+            # Reaching SkyRL's limit is a truncation as well, unless the episode ended in this step.
             cut = not over and 0 < self.max_turns <= self.turns
             self._truncated = step.truncated or cut
             facts = {name: step.info.get(name) for name in ("turn", "valid", "end_reason")}
@@ -95,11 +95,11 @@ def _adapter() -> type:
             )
 
         def close(self) -> None:
-            """Frees what the environment holds."""
+            """Closes the environment."""
             self._env.close()
 
         def get_metrics(self) -> dict[str, Any]:
-            """Turns, invalid turns and truncation of the episode."""
+            """Returns number of turns, number of invalid turns and whether the episode was truncated."""
             return {"turns": self.turns, "invalid_turns": self._invalid, "truncated": float(self._truncated)}
 
     return SkyRLEnv

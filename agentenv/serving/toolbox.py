@@ -1,7 +1,7 @@
-"""An environment as a set of tools: what MCP and every library with tool calls of its own see of it.
+"""An environment as a set of tools, as MCP and libraries with tool calls see it.
 
-The tools of a `ToolEnv` are these tools, and ``submit`` hands in the final answer. Any other environment takes text, and
-has the one tool ``act``.
+A `ToolEnv` has its own tools, and ``submit`` for the final answer. Any other environment takes text, and has the one tool
+``act``.
 """
 
 import json
@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentenv.core.env import Env
-from agentenv.core.env_outputs import checked_step, mended_step, most_chars
+from agentenv.core.env_outputs import checked_step, most_chars, step_without_surrogates
 from agentenv.core.grammar import without_half_escapes
 from agentenv.core.images import text_alone
 from agentenv.core.tools import Tool, ToolEnv
 from agentenv.core.types import Step
 from agentenv.errors import ConfigurationError, check_known
 
-_MOST_CHARS = most_chars(10**9)  # of an observation; the context that it goes into is not known here
+_MOST_CHARS = most_chars(10**9)  # characters of an observation; the length of the caller's context is unknown
 
 
 def submit(answer: str) -> str:
@@ -38,7 +38,7 @@ def act(text: str) -> str:
 
 
 def toolbox(env: Env[Any]) -> dict[str, Tool]:
-    """The tools that ``env`` can be played with, by name.
+    """Returns the tools with which ``env`` is played, by name.
 
     Raises:
         ConfigurationError: a tool of the environment is called ``submit``.
@@ -54,22 +54,22 @@ def toolbox(env: Env[Any]) -> dict[str, Tool]:
 
 
 async def play(env: Env[Any], name: str, arguments: Mapping[str, Any]) -> Step:
-    """Steps ``env`` by one call of a tool.
+    """Steps ``env`` by one tool call.
 
     Args:
         env: An environment within an episode.
-        name: Of one of `toolbox`.
-        arguments: Of the call; those of the environment's own tools are checked by the environment.
+        name: The name of a tool of `toolbox`.
+        arguments: The arguments of the call; the environment checks those of its own tools.
 
     Raises:
-        UnknownName: no such tool.
-        ConfigurationError: ``submit`` or ``act`` without its text.
+        UnknownName: there is no such tool.
+        ConfigurationError: the call of ``submit`` or ``act`` lacks its text.
         EpisodeOver: the episode has ended or was never reset.
-        Fault: the environment broke, or gave what cannot be used.
+        Fault: the environment broke, or returned an unusable step.
     """
     tools = toolbox(env)
     check_known("tool", name, tools)
-    # Checked here, because these two are not the environment's: nobody behind this point knows their form.
+    # These two are checked here, because the environment does not know them.
     if name in ("submit", "act"):
         (argument,) = tools[name].json_schema["properties"]
         if set(arguments) != {argument} or not isinstance(text := arguments[argument], str):
@@ -79,44 +79,44 @@ async def play(env: Env[Any], name: str, arguments: Mapping[str, Any]) -> Step:
 
 
 async def act_by_text(env: Env[Any], action: str) -> Step:
-    """Steps ``env`` as an episode loop of ours does.
+    """Steps ``env`` by a text, with the checks of an episode loop.
 
     Raises:
         EpisodeOver: the episode has ended or was never reset.
-        Fault: the environment broke, or gave what cannot be used.
+        Fault: the environment broke, or returned an unusable step.
     """
     return sound(await env.astep(readable(env, action)))
 
 
 def readable(env: Env[Any], action: str) -> str:
-    """``action`` as ``env`` is shown it: without escapes of half a character, unless it deals with those itself."""
+    """Returns ``action`` without escapes of unpaired surrogates, unless ``env`` handles those itself."""
     return action if env.refuses_half_escapes else without_half_escapes(action)
 
 
 def sound(step: Step) -> Step:
-    """``step``, once every part of it has been checked; text that cannot be encoded is mended.
+    """Checks every part of ``step`` and returns it; replaces characters that cannot be encoded.
 
     Raises:
-        EnvFault: a part cannot be used, such as a reward that is not a number: no trainer may learn from it.
+        EnvFault: a part is unusable, such as a reward that is no finite number, which no trainer may learn from.
     """
-    return checked_step(mended_step(step), _MOST_CHARS)[0]
+    return checked_step(step_without_surrogates(step), _MOST_CHARS)[0]
 
 
 def instructions(env: Env[Any], opening: str) -> str:
-    """The first observation's text, and how an episode that is played by calls of tools ends."""
+    """Returns the text of the first observation, and how an episode with tool calls ends."""
     if isinstance(env, ToolEnv):
         return f"{opening}\nHand in the final answer by calling the tool submit."
     return f"{opening}\nGive every action as the text of a call of the tool act."
 
 
 def as_action(name: str, arguments: Mapping[str, Any]) -> str:
-    """A call as a policy writes it. Angle brackets are escaped, so that no argument can close the tag."""
+    """Writes a call as a policy does. Angle brackets are escaped, so that no argument can close the tag."""
     call = json.dumps({"name": name, "arguments": dict(arguments)})
     return f"<tool_call>{call.replace('<', chr(92) + 'u003c')}</tool_call>"
 
 
 def observation_text(env: Env[Any], step: Step) -> str:
-    """What a caller of tools sees of ``step``: the bare results of tools, or the observation of any other environment."""
+    """Returns what a caller of tools sees of ``step``: the results of the tools, or else the whole observation."""
     if isinstance(env, ToolEnv):
         text_alone(step.observation, "a caller of tools")  # an image beside the results is refused
         return "\n".join(result.text for result in step.info["tool_results"])

@@ -1,12 +1,12 @@
-"""verifiers (v1): environments of ours as a taskset and the environment that plays it.
+"""Adapter for verifiers (v1): agentenv environments as a taskset, with the environment that plays it.
 
-Put two lines into a module of your own, whose name is then the taskset's id::
+Put these two lines into a module of your own; the name of that module is the id of the taskset::
 
     from agentenv.serving.verifiers import AgentenvEnv, AgentenvTaskset
     __all__ = ["AgentenvEnv", "AgentenvTaskset"]
 
-The environment answers each reply of the policy, as an interaction turn by turn; the rewards of all turns are summed onto
-the trace. A fault fails the episode (verifiers retries it where told to) and leaves no reward.
+The environment answers each reply of the policy turn by turn; the sum of all rewards goes to the trace. A fault fails the
+episode and leaves no reward (verifiers retries it if configured to).
 """
 
 import functools
@@ -28,7 +28,7 @@ __all__ = ["AgentenvEnv", "AgentenvTaskset"]  # noqa: F822  # made on demand: ve
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        return _classes()[name]
+        return _make_classes()[name]
     raise AttributeError(name)
 
 
@@ -49,7 +49,8 @@ async def _play(task: Any, player: Any, episodes: Episodes) -> None:
                     interaction.trace.stop(str(steps[-1].info["end_reason"]))
                     break
                 segment = await interaction.turn(_text(steps[-1].observation))
-            # Taken within the block and scored after it: the trace is complete only when the interaction has ended.
+            # The trace is taken within the block and scored after it, because it is complete only when the interaction has
+            # ended.
             trace = interaction.trace
         going = bool(steps) and not (steps[-1].terminated or steps[-1].truncated)
         earned = sum(step.reward for step in steps) + (cut_reward(env) if going else 0.0)
@@ -57,18 +58,18 @@ async def _play(task: Any, player: Any, episodes: Episodes) -> None:
         trace.record_metric("turns", len(steps))
         trace.record_metric("invalid_turns", sum(not step.info["valid"] for step in steps))
     finally:
-        # Also after a fault, which leaves the trace without a reward.
+        # This also runs after a fault, which leaves the trace without a reward.
         env.close()
 
 
 @functools.cache
-def _classes() -> dict[str, type]:
+def _make_classes() -> dict[str, type]:
     with needs_extra("verifiers"):
         import verifiers.v1 as vf
 
     class AgentenvData(vf.TaskData):  # type: ignore[misc,unused-ignore]
         row: DatasetRow
-        """The episode; the prompt is the environment's to give."""
+        """The episode; the environment gives the prompt."""
 
     class AgentenvTask(vf.Task[AgentenvData]):  # type: ignore[misc,unused-ignore]
         """An episode as a task of verifiers."""
@@ -77,17 +78,17 @@ def _classes() -> dict[str, type]:
         env: str
         """A registered id, or ``remote:URL``."""
         arguments: dict[str, Any] = Field(default_factory=dict)
-        """Arguments of the environment's class."""
+        """Constructor arguments of the environment."""
         seeds: list[int] = Field(default_factory=lambda: [0])
-        """One episode a seed, where no tasks are given."""
+        """Seeds of the episodes, one each, if there are no tasks."""
         tasks: list[dict[str, Any]] = Field(default_factory=list)
-        """Questions to pose: id, question, answers, split, data."""
+        """Questions to ask, each with id, question, answers, split and data."""
 
     class AgentenvTaskset(vf.Taskset[AgentenvTask, AgentenvConfig]):  # type: ignore[misc,unused-ignore]
-        """Episodes of an environment of agentenv."""
+        """Episodes of an agentenv environment."""
 
         def load(self) -> Iterator[AgentenvTask]:
-            """One task an episode."""
+            """Yields one task per episode."""
             config = self.config
             posed = [{"task": task} for task in config.tasks] or [{"seed": seed} for seed in config.seeds]
             for number, fields in enumerate(posed):
@@ -96,7 +97,7 @@ def _classes() -> dict[str, type]:
                 yield AgentenvTask(data, config.task)
 
         def episodes(self) -> Episodes:
-            """The environment that the configuration names; its own tasks are trusted with all that is in them."""
+            """The configured environment; the tasks of the configuration are trusted with all their data."""
             tasks = [options_in({"task": task}) or {} for task in self.config.tasks]
             return Episodes(self.config.env, self.config.arguments, [task["task"] for task in tasks])
 

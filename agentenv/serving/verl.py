@@ -1,11 +1,12 @@
-"""verl: an environment of ours as an agent loop, token ids in and out.
+"""Adapter for verl: an environment as an agent loop, which takes and returns token ids.
 
-The configuration of the rollout names the loop and its environment, ``{name: agentenv, _target_:
-agentenv.serving.verl.AgentenvLoop, env: agentenv/Calculator-v0, arguments: {}}``, in the file of
-``agent_loop_config_path``; each row of the data set has ``agent_name="agentenv"`` and the columns of `rows.rows` in
-``extra_info``. What the policy sampled is never encoded again: verl's own token builder appends the observations.
+The file of ``agent_loop_config_path`` names the loop and its environment: ``{name: agentenv, _target_:
+agentenv.serving.verl.AgentenvLoop, env: agentenv/Calculator-v0, arguments: {}}``. Each row of the data set has
+``agent_name="agentenv"`` and the columns of `rows.rows` in ``extra_info``. Sampled text is never tokenized again: verl's own
+token builder appends the observations.
 
-A fault is played again, up to three times, and then raised: verl has no mark for a sample without a reward.
+After a fault the episode is played again, up to three times in all. The fault is then raised, because verl cannot mark a
+sample as having no reward.
 """
 
 import functools
@@ -40,12 +41,12 @@ class _Tokens:
 
 def __getattr__(name: str) -> Any:
     if name == "AgentenvLoop":
-        return _loop()
+        return _make_loop()
     raise AttributeError(name)
 
 
-class _Playing:
-    """The part of the loop that is ours."""
+class _LoopParts:
+    """The part of the agent loop that does not depend on verl's base class."""
 
     episodes: Episodes
     server_manager: Any
@@ -56,15 +57,15 @@ class _Playing:
     ct_merge_context_msg: Any
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
-        """Plays until the environment ends the episode or the response is as long as it may be.
+        """Plays until the environment ends the episode or the response has its greatest length.
 
         Raises:
-            ConfigurationError: the row describes no episode.
+            ConfigurationError: the row does not describe an episode.
             Fault: the environment broke three times.
         """
         episode = DatasetRow.read(row.get("extra_info") or {})
         for tries in range(1, TRIES + 1):
-            # A fresh one for each try: nobody knows in which state a fault leaves an environment.
+            # Each try has a fresh environment, because a fault leaves the old one in an unknown state.
             env = self.episodes.make()
             try:
                 return self._output(*await self._play_episode(env, episode, sampling_params))
@@ -90,16 +91,16 @@ class _Playing:
             if step.terminated or step.truncated:
                 return record, step
             await self._observe(record, text, step)
-        if step is not None:  # cut, so that the last turn has what giving up earns
+        if step is not None:  # the episode was cut: the last turn gets the cut reward
             record.rewards[-1] += cut_reward(env)
         return record, step
 
     async def _sample(self, record: _Tokens, request: str, sampling_params: dict[str, Any]) -> str:
-        """Appends what the policy says and returns it as text."""
+        """Samples a turn, appends it to ``record`` and returns its text."""
         sampled = await self.server_manager.generate(
             request_id=request, prompt_ids=record.ids, sampling_params=sampling_params
         )
-        # The first answer decides whether the record of the episode has log-probs.
+        # The first answer decides whether the episode is recorded with log-probs.
         before = record.logprobs if record.mask else ([] if sampled.log_probs else None)
         merged, record.mask, record.logprobs = await self.ct_merge_assistant_token(
             record.ids,
@@ -112,7 +113,7 @@ class _Playing:
         return str(self.tokenizer.decode(sampled.token_ids, skip_special_tokens=True))
 
     async def _observe(self, record: _Tokens, text: str, step: Step) -> None:
-        """Appends what the environment says, with mask 0."""
+        """Appends the observation with mask 0."""
         said = [*record.messages, {"role": "assistant", "content": text}]
         updated = said + as_messages(step.observation)
         merged, record.mask, record.logprobs = await self.ct_merge_context_msg(
@@ -124,7 +125,7 @@ class _Playing:
         from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
         room, info = self.rollout_config.response_length, step.info if step else {}
-        # The last observation may reach beyond the room, so ids, mask and log-probs are cut alike.
+        # The last observation may exceed the response length, so ids, mask and log-probs are cut alike.
         start = len(record.ids) - len(record.mask)
         return AgentLoopOutput(
             prompt_ids=record.ids[:start],
@@ -144,14 +145,14 @@ class _Playing:
 
 
 @functools.cache
-def _loop() -> type:
+def _make_loop() -> type:
     with needs_extra("verl"):
         from verl.experimental.agent_loop.agent_loop import AgentLoopBase
 
-    class AgentenvLoop(_Playing, AgentLoopBase):  # type: ignore[misc,unused-ignore]
+    class AgentenvLoop(_LoopParts, AgentLoopBase):  # type: ignore[misc,unused-ignore]
         """Plays the episode that the row describes, in the environment that the configuration names.
 
-        verl's own decorator would put the class, without its configuration, in the place of the file's entry.
+        verl's own decorator would replace the entry of the configuration file by the class without its arguments.
         """
 
         def __init__(
@@ -160,5 +161,5 @@ def _loop() -> type:
             super().__init__(*given, **named)
             self.episodes = Episodes(env, arguments)
 
-    AgentenvLoop.__qualname__ = "AgentenvLoop"  # by which verl finds it again
+    AgentenvLoop.__qualname__ = "AgentenvLoop"  # verl imports the class by this name
     return AgentenvLoop

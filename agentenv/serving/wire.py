@@ -1,10 +1,10 @@
-"""What travels between an environment's server and its callers: OpenEnv's WebSocket frames, and ours beside them.
+"""The messages between a server of environments and its callers: OpenEnv's WebSocket frames, and further ones.
 
-A frame is ``{"type": ..., "data": {...}}``. OpenEnv's types are ``reset``, ``step``, ``state``, ``mcp`` and ``close``;
-the answers are ``observation``, ``state``, ``mcp`` and ``error``. Time travel and the rest of our contract go under the
-one further type ``agentenv``, which a plain client never sends. Everything that OpenEnv has no field for stands in
-``metadata``: ``terminated``, ``truncated``, ``anchor_key``, ``cut_reward``, the whole ``info``, and how the policy is to be
-asked next (``agentenv.serving.asking``).
+A frame is ``{"type": ..., "data": {...}}``. OpenEnv's types are ``reset``, ``step``, ``state``, ``mcp`` and ``close``; the
+answers are ``observation``, ``state``, ``mcp`` and ``error``. Snapshots and everything else that OpenEnv lacks use one
+further type, ``agentenv``, which a plain client never sends. Values for which OpenEnv has no field are in ``metadata``:
+``terminated``, ``truncated``, ``anchor_key``, ``cut_reward``, the whole ``info``, and how the next turn is sampled
+(``agentenv.serving.asking``).
 """
 
 import base64
@@ -42,51 +42,51 @@ VERSION = "v1"
 TOKEN_VARIABLE = SERVE_TOKEN_VARIABLE
 """Environment variable with the bearer token that server and client share."""
 
-_SAID = 4_000  # characters of a server's own words in an error
+_MOST_ERROR_CHARS = 4_000  # characters of a server's message that an error quotes
 INVALID_JSON, UNKNOWN_TYPE, VALIDATION_ERROR = "INVALID_JSON", "UNKNOWN_TYPE", "VALIDATION_ERROR"
 EXECUTION_ERROR, CAPACITY_REACHED = "EXECUTION_ERROR", "CAPACITY_REACHED"
 FACTORY_ERROR, SESSION_ERROR = "FACTORY_ERROR", "SESSION_ERROR"
 
 
 class Frame(BaseModel):
-    """One message from a caller."""
+    """A message from a caller."""
 
     type: str
     data: dict[str, Any] = {}
 
 
 class ResetData(BaseModel):
-    """Data of ``reset``. What other environments take and we do not know is ignored, as OpenEnv's server does."""
+    """Data of ``reset``. Unknown fields are ignored, as OpenEnv's server does, because other environments may take them."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     seed: int | None = Field(None, ge=0)
-    """Seed of the episode; null goes on with the session's generator."""
+    """Seed of the episode; null continues the random generator of the session."""
     episode_id: str | None = None
-    """Name of the episode in ``state``; null makes one."""
+    """Id of the episode in ``state``; null makes one."""
     options: dict[str, Any] | None = None
-    """What the client chooses: a ``task`` by its ``id``, or as a whole where the server takes whole tasks, with ``id``,
-    ``question``, ``answers``, ``split`` and ``data``; and what the environment lets clients set."""
+    """The client's choices: a ``task`` by its ``id``, or, if the server takes whole tasks, with ``id``, ``question``,
+    ``answers``, ``split`` and ``data``; and further options that the environment opens to clients."""
     native: bool = False
-    """Whether the policy calls tools in the form that its model was trained in. ``metadata`` then has the tools to declare,
-    and the steps come as turns."""
+    """Whether the policy calls tools in its model's native format. ``metadata`` then has the tools to declare, and steps are
+    sent as turns."""
 
 
 class TaskData(BaseModel):
-    """A task as it is sent."""
+    """A task in a message."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     id: str = ""
-    """Empty takes the question."""
+    """Id of the task; empty uses the question as id."""
     question: str
-    """What is asked."""
+    """The question."""
     answers: tuple[str, ...] = ()
-    """Accepted answers; a single one may be given as text."""
+    """Accepted answers; a single one may be given as a string."""
     split: str = ""
-    """The part of a data set that it is from."""
+    """The split of the data set that the task is from."""
     data: dict[str, Any] = {}
-    """Whatever else the environment needs."""
+    """Further data for the environment."""
 
     @field_validator("answers", mode="before")
     @classmethod
@@ -95,13 +95,13 @@ class TaskData(BaseModel):
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> "TaskData":
-        """The task in ``given``.
+        """Reads the task in ``given``.
 
         Raises:
-            ConfigurationError: it is malformed, or a text in it holds half a surrogate pair, which no tokenizer takes.
+            ConfigurationError: it is malformed, or contains an unpaired surrogate, which no tokenizer takes.
         """
         try:
-            # Tried here: pydantic takes half a surrogate pair, and the tokenizer would fail on it within an episode.
+            # Checked here, because pydantic accepts an unpaired surrogate, and the tokenizer would fail within an episode.
             json.dumps(given, ensure_ascii=False).encode()
             task = cls.model_validate(given)
         except ValidationError as error:
@@ -114,52 +114,52 @@ class TaskData(BaseModel):
 
 
 class TasksQuery(BaseModel):
-    """Which of the environment's own tasks a caller asks for."""
+    """Query of ``/tasks``: which of the environment's tasks a caller wants."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     n: int = Field(ge=0, le=10_000)
-    """How many."""
+    """Number of tasks."""
     seed: int = Field(0, ge=0)
-    """Seeds their draw."""
+    """Seed of their random choice."""
     split: str = "train"
-    """The part of the tasks that they are from."""
+    """The split of the tasks."""
 
 
 class ActionData(BaseModel):
-    """Data of ``step``: one required field, so that a client may send plain text as the action."""
+    """Data of ``step``. Only one field is required, so that a client may send plain text as the action."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     text: str
     """What the policy wrote."""
     turn: dict[str, Any] | None = None
-    """What it wrote as its model's form has it, after a reset with ``native``: ``thinking``, ``content``, ``calls`` and
-    ``closed``. It is acted on in place of ``text``."""
+    """The turn in native format, after a reset with ``native``: ``thinking``, ``content``, ``calls`` and ``closed``. It is
+    used in place of ``text``."""
     metadata: dict[str, Any] = {}
-    """OpenEnv's; not read."""
+    """A field of OpenEnv; ignored."""
 
     @field_validator("text", mode="before")
     @classmethod
     def _as_written(cls, text: Any) -> Any:
-        """Some callers parse what a policy wrote, so that ``42`` arrives as a number."""
+        """Some callers parse the policy's text as JSON, so that ``42`` arrives as a number."""
         return text if isinstance(text, str) or text is None else json.dumps(text)
 
 
 class ObservationData(BaseModel):
-    """What an observation holds; for the schema that clients ask for."""
+    """An observation, for the schema that clients request."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     text: str
-    """The messages' texts, one after the other."""
+    """The texts of all messages, joined."""
     messages: list[dict[str, Any]]
-    """``role`` and ``content``: a string, or parts of type text or image (base64); ``name``, ``call_id`` and ``calls`` where
-    set."""
+    """Each has ``role`` and ``content`` (a string, or parts of type text or image in base64), and ``name``, ``call_id`` and
+    ``calls`` if set."""
 
 
 class ExtensionData(BaseModel):
-    """Data of ``agentenv``: our verbs beside OpenEnv's."""
+    """Data of ``agentenv`` frames: the verbs beyond OpenEnv's."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -171,7 +171,7 @@ def read_json(text: str) -> Any:
     """Parses ``text`` as JSON.
 
     Raises:
-        ValueError: it is no JSON, holds NaN or infinity, or nests too deeply.
+        ValueError: it is not JSON, contains NaN or infinity, or is nested too deeply.
     """
 
     def refuse(constant: str) -> NoReturn:
@@ -189,18 +189,18 @@ def read_json(text: str) -> Any:
 
 
 def frame(type: str, data: Mapping[str, Any]) -> str:
-    """A message as text; characters beyond ASCII are escaped, so that half a surrogate pair travels too."""
-    # NaN in a frame would be read as no JSON by some clients, so it fails here, where the reason is known.
+    """Returns a message as text; other characters than ASCII are escaped, which also preserves unpaired surrogates."""
+    # NaN fails here, where the cause is known; some clients could not parse a frame with it.
     return json.dumps({"type": type, "data": data}, allow_nan=False)
 
 
 def plain(value: Any) -> Any:
-    """``value`` as JSON has it: records become objects, tuples lists, and paths texts.
+    """Returns ``value`` as JSON values: records become objects, tuples lists, and paths strings.
 
     Raises:
-        EnvFault: NaN, infinity or an object that JSON has no form for; null in its place would read as no reward.
+        EnvFault: it contains NaN, infinity or an object without a JSON form; null in its place could be read as no reward.
     """
-    # Before text and numbers, because the enums of this package are texts or numbers as well.
+    # This precedes text and numbers, because some enums of this package are strings or integers.
     if isinstance(value, Enum):
         return plain(value.value)
     if value is None or isinstance(value, str | bool | int):
@@ -221,7 +221,7 @@ def plain(value: Any) -> Any:
 
 
 def observation_out(observation: Observation, *, opens: bool) -> dict[str, Any]:
-    """An observation as it is sent; ``opens`` says whether an episode begins with it."""
+    """Returns an observation as JSON values; ``opens`` tells whether it is the first of an episode."""
     return {
         "text": joined_text(observation, opens=opens),
         "messages": [_message_out(message) for message in observation],
@@ -229,7 +229,7 @@ def observation_out(observation: Observation, *, opens: bool) -> dict[str, Any]:
 
 
 def observation_in(data: Any) -> Observation:
-    """An observation as it was before it was sent."""
+    """Reads an observation from JSON values."""
     return tuple(
         Message(
             entry["role"],
@@ -243,14 +243,14 @@ def observation_in(data: Any) -> Observation:
 
 
 def _message_out(message: Message) -> dict[str, Any]:
-    # Left out where they are empty, as nearly always.
+    # Empty values are left out, since most are empty.
     of_call = {name: value for name in ("name", "call_id") if (value := getattr(message, name))}
     made = {"calls": [*map(openai_call, message.calls)]} if message.calls else {}
     return {"role": message.role, "content": _content_out(message.content), **of_call, **made}
 
 
 def call_in(data: Any) -> NativeCall:
-    """A call that was sent in OpenAI's form: its arguments are JSON in a text, which may hold what a frame does not."""
+    """Reads a call in OpenAI's form. Its arguments are JSON text, which may contain values that a frame may not."""
     function = data["function"]
     return NativeCall(function["name"], json.loads(function["arguments"]), data["id"])
 
@@ -285,7 +285,7 @@ def opening_out(
     *,
     opens: bool = True,
 ) -> dict[str, Any]:
-    """The answer to ``reset``; it has no reward."""
+    """Returns the answer to ``reset``; it has no reward."""
     metadata = {
         "terminated": False,
         "truncated": False,
@@ -302,10 +302,10 @@ def opening_out(
 
 
 def step_out(step: Step, anchor_key: str | None, cut_reward: float | None = 0.0) -> dict[str, Any]:
-    """The answer to ``step``.
+    """Returns the answer to ``step``.
 
     Raises:
-        EnvFault: the reward is no finite number, or ``info`` cannot be sent.
+        EnvFault: the reward is not a finite number, or ``info`` cannot be sent.
     """
     data = opening_out(step.observation, step.info, anchor_key, cut_reward, opens=False)
     ends = {"terminated": bool(step.terminated), "truncated": bool(step.truncated)}
@@ -314,7 +314,7 @@ def step_out(step: Step, anchor_key: str | None, cut_reward: float | None = 0.0)
 
 
 def info_in(data: Any) -> Info:
-    """``info`` with its typed entries: ``end_reason`` and ``tool_results``."""
+    """Reads ``info`` with its typed entries: ``end_reason`` and ``tool_results``."""
     info = dict(data)
     if "end_reason" in info:
         info["end_reason"] = EndReason(info["end_reason"])
@@ -325,7 +325,7 @@ def info_in(data: Any) -> Info:
 
 
 def step_in(data: Any) -> Step:
-    """A step as it was before it was sent."""
+    """Reads a step from JSON values."""
     metadata = data["metadata"]
     return Step(
         observation_in(data["observation"]),
@@ -337,10 +337,10 @@ def step_in(data: Any) -> Step:
 
 
 def options_out(options: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Options of ``reset`` as they are sent.
+    """Returns options of ``reset`` as JSON values.
 
     Raises:
-        ConfigurationError: one cannot be sent.
+        ConfigurationError: an option cannot be sent.
     """
     try:
         return None if options is None else {name: plain(value) for name, value in options.items()}
@@ -349,7 +349,7 @@ def options_out(options: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def options_in(options: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Options of ``reset`` from a trusted sender, as an environment takes them: a ``task`` is a `Task`.
+    """Reads options of ``reset`` from a trusted sender for an environment: a ``task`` becomes a `Task`.
 
     Raises:
         ConfigurationError: the task is malformed.
@@ -361,18 +361,18 @@ def options_in(options: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def error_out(error: Exception, code: str = EXECUTION_ERROR) -> dict[str, Any]:
-    """A failure as it is sent: what went wrong, which error it is, and whether it is ours and no reward."""
+    """Returns an error as JSON values: its message, its class, and whether it is an infrastructure failure."""
     ours = isinstance(error, Fault) or not isinstance(error, AgentEnvError)
     said = str(error) if isinstance(error, AgentEnvError) else f"{type(error).__name__}: {error}"
-    kind = getattr(error, "kind", type(error).__name__)  # a refusal says of what kind it is
+    kind = getattr(error, "kind", type(error).__name__)  # a refusal has a kind of its own
     return {"message": said, "code": code, "kind": kind, "fault": ours}
 
 
 def error_in(data: Mapping[str, Any], sender: str) -> AgentEnvError:
-    """The error that a server sent, as the class it was; one that we do not know is an `EnvFault`."""
+    """Returns the error that a server sent, in its original class; an `EnvFault` if the class is unknown."""
     kind = getattr(agentenv.errors, str(data.get("kind", "")), None)
-    said = without_keys(str(data.get("message", "an error without a message")))[:_SAID]
-    # The name of a class comes from outside, so only errors of this package are made of it.
+    said = without_keys(str(data.get("message", "an error without a message")))[:_MOST_ERROR_CHARS]
+    # The class name comes from outside, so only errors of this package are made by it.
     if isinstance(kind, type) and issubclass(kind, AgentEnvError) and data.get("code") == EXECUTION_ERROR:
         return kind(said)
     return EnvFault(f"{sender} says {data.get('code')}: {said}")

@@ -20,7 +20,7 @@ from agentenv.data.sources import Source
 from agentenv.data.world import WorldConfig, write_world
 from agentenv.errors import ConfigurationError
 from agentenv.evaluation import built_retrievers, task_env
-from agentenv.evaluation.checksums import verify
+from agentenv.evaluation.checksums import verify_digests
 from agentenv.evaluation.contents import content_digests, environment_digest
 from agentenv.evaluation.journal import read_seconds
 from agentenv.policies.card import EpisodeCard, write_card
@@ -266,10 +266,10 @@ def test_a_file_without_checksums_is_believed(tmp_path: Path) -> None:
     """As earlier versions wrote it."""
     path = tmp_path / "episodes.jsonl"
     path.write_text("one\n")
-    verify(path)
+    verify_digests(path)
     (tmp_path / "episodes.sha256").write_text("")
     with pytest.raises(ConfigurationError, match="line 1"):
-        verify(path)
+        verify_digests(path)
 
 
 def test_each_of_several_corpora_counts(tmp_path: Path) -> None:

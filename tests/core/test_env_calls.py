@@ -26,7 +26,7 @@ def test_a_run_has_a_loop_of_its_own_that_ends_with_it() -> None:
     async def run() -> set[threading.Thread]:
         threads = {await call("a step", 5, work), await call("a step", 5, work)}
         assert loops() - before == threads
-        assert not env_calls.none_runs()
+        assert not env_calls.no_loop_is_running()
         return threads
 
     (thread,) = asyncio.run(run())
@@ -43,7 +43,7 @@ def test_calls_that_a_blocked_loop_has_not_begun_are_all_taken_away_from_it() ->
         loop = env_calls._EnvLoop(home)
         loop.loop.call_soon_threadsafe(free.wait, 30)
         for what in ("first", "second"):
-            loop.post([env_calls._Order(what, work, 5, home)])
+            loop.post([env_calls._Request(what, work, 5, home)])
         taken = [order.what for order in loop.drain()]
         free.set()
         loop.end()
@@ -91,7 +91,7 @@ def test_a_loop_that_has_begun_its_calls_before_they_are_taken_away_leaves_nothi
         home = asyncio.get_running_loop()
         home.set_exception_handler(lambda _, context: failures.append(context))
         await call("a step", 5, work)
-        host = env_calls._hosts[home]
+        host = env_calls._run_loops[home]
         host._send(host.loops[-1].drain())
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -236,8 +236,8 @@ def test_an_answer_that_is_added_while_others_are_taken_away_is_delivered() -> N
     async def run() -> str:
         home = asyncio.get_running_loop()
         await call("a step", 2, nothing)
-        (loop,) = env_calls._hosts[home].loops
-        earlier = env_calls._Order("an earlier step", nothing, 5, home)
+        (loop,) = env_calls._run_loops[home].loops
+        earlier = env_calls._Request("an earlier step", nothing, 5, home)
         earlier.answer.set_result(None)
 
         def take_all(taken: threading.Event) -> None:

@@ -10,8 +10,8 @@ from agentenv.core.env_outputs import (
     checked_key,
     checked_opening,
     checked_step,
-    mended_step,
     most_chars,
+    step_without_surrogates,
 )
 from agentenv.core.types import EndReason, Message, MessagePart, Step, ToolResult, ToolStatus
 from agentenv.errors import EnvFault
@@ -212,7 +212,7 @@ def test_lone_surrogates_are_mended_wherever_text_stands() -> None:
             "answer": f"x{HALF}",
         },
     )
-    observation, reward, terminated, truncated, found = mended_step(given)
+    observation, reward, terminated, truncated, found = step_without_surrogates(given)
     assert observation == (
         Message("user", "a?"),
         Message("user", (MessagePart("image", "b?", PNG), MessagePart("text", "c"))),
@@ -228,7 +228,7 @@ def test_lone_surrogates_are_mended_wherever_text_stands() -> None:
     ["text", step()[:4], step(info=None), step(observation=None), info(tool_results=7), info(answer=7)],
 )
 def test_what_cannot_be_read_is_not_mended_and_refused_later(given: Any) -> None:
-    assert mended_step(given) == given
+    assert step_without_surrogates(given) == given
 
 
 def test_an_anchor_key_is_text_or_none() -> None:

@@ -12,7 +12,7 @@ from agentenv.core.action_forms import ActionForms, ExpertEpisode, Form, content
 from agentenv.core.env import Env
 from agentenv.core.env_contract import run_check
 from agentenv.core.grammar import earliest_block
-from agentenv.core.probes import PROBES, ProbeRow, Seen, probe_env
+from agentenv.core.probes import PROBES, ProbeRow, ProbeState, probe_env
 from agentenv.core.types import EndReason, Info, Message, Observation, Step
 from agentenv.errors import EnvFault
 
@@ -177,9 +177,9 @@ def test_each_kind_of_farm_is_found_by_its_probes(env: type[Lookup], farms: set[
 
 
 def test_the_question_is_what_one_opening_has_and_the_others_have_not() -> None:
-    def seen(*texts: str) -> Seen:
+    def seen(*texts: str) -> ProbeState:
         episodes = [ExpertEpisode(i, (Message("user", text),), (), 1.0) for i, text in enumerate(texts)]
-        return Seen(learn_forms([], ("</look>", "</answer>"), 6), episodes, episodes[0], 0)
+        return ProbeState(learn_forms([], ("</look>", "</answer>"), 6), episodes, episodes[0], 0)
 
     assert (
         seen("Use <look>.\nQuestion: Who: me?\nGo!", "Use <look>.\nQuestion: Who is it?\nGo!").question
@@ -300,7 +300,7 @@ def played(name: str, number: int = 0, count: int = 5) -> list[str]:
         (Form(actions[2], constants), Form("<end>x</end>", constants)),
         constants,
     )
-    seen = Seen(forms, (expert, idle, other, third), expert, number)
+    seen = ProbeState(forms, (expert, idle, other, third), expert, number)
     seen.see(opening)
     seen.see((Message("tool", "a page"), Message("tool", "more")))
     return list(itertools.islice(PROBES[name](seen), count))

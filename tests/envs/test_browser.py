@@ -750,7 +750,7 @@ def test_a_killed_browser_is_a_fault_and_is_replaced(folder: Path, room: Path) -
 def test_the_next_browser_removes_what_a_killed_process_left(room: Path) -> None:
     started = (
         "from agentenv.envs.browser.driver import Driver\n"
-        "driver = Driver()\ndriver.submit(driver._live()).result(60)\n"
+        "driver = Driver()\ndriver.submit(driver._live_browser()).result(60)\n"
         "print('here', flush=True)\nimport time\ntime.sleep(120)"
     )
     with subprocess.Popen([sys.executable, "-c", started], stdout=subprocess.PIPE) as process:
@@ -759,7 +759,7 @@ def test_the_next_browser_removes_what_a_killed_process_left(room: Path) -> None
         process.kill()
     assert list(room.glob("agentenv-*"))
     driver = Driver()
-    driver.submit(driver._live()).result(60)
+    driver.submit(driver._live_browser()).result(60)
     assert len(list(room.glob("agentenv-*"))) == 1
     driver.close()
     assert not list(room.glob("agentenv-*"))
@@ -773,7 +773,7 @@ def test_what_waits_for_a_page_hears_of_the_end_of_its_browser(folder: Path) -> 
 
     async def wait() -> None:
         async with page_module.guarded("waiting"):
-            await tab._until(lambda: False)
+            await tab._wait_until(lambda: False)
 
     process, waiting = browser_of(driver), driver.submit(wait())
     os.kill(process, signal.SIGKILL)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from agentenv.errors import ConfigurationError
-from agentenv.evaluation.checksums import announce, forget, note, verify
+from agentenv.evaluation.checksums import append_digests, remove_digests, verify_digests, write_digests
 
 
 @pytest.fixture
@@ -14,7 +14,7 @@ def path(tmp_path: Path) -> Path:
     """A file of three lines that is known."""
     file = tmp_path / "episodes.jsonl"
     file.write_bytes(b"one\ntwo\nthree\n")
-    note(file)
+    write_digests(file)
     return file
 
 
@@ -22,8 +22,8 @@ def test_a_line_has_the_digest_of_its_bytes_without_the_line_feed(path: Path) ->
     held = path.with_suffix(".sha256").read_text()
     assert held.splitlines() == [hashlib.sha256(line).hexdigest() for line in (b"one", b"two", b"three")]
     assert held.endswith("\n")
-    verify(path)
-    verify(path, growing=True)
+    verify_digests(path)
+    verify_digests(path, growing=True)
 
 
 @pytest.mark.parametrize(
@@ -49,26 +49,26 @@ def test_what_has_changed_is_refused_by_its_place(
         path.write_bytes(content)
     for grows, named in ((False, finished), (True, growing)):
         if named is None:
-            verify(path, growing=grows)
+            verify_digests(path, growing=grows)
         else:
             with pytest.raises(ConfigurationError, match=named):
-                verify(path, growing=grows)
+                verify_digests(path, growing=grows)
 
 
 def test_lines_that_are_announced_may_be_missing_and_no_others_may_come(path: Path) -> None:
-    announce(path, b"four\nfive\n")
-    verify(path, growing=True)
+    append_digests(path, b"four\nfive\n")
+    verify_digests(path, growing=True)
     with path.open("ab") as file:
         file.write(b"four\n")
-    verify(path, growing=True)
+    verify_digests(path, growing=True)
     with pytest.raises(ConfigurationError):
-        verify(path)
-    note(path)
-    verify(path)
+        verify_digests(path)
+    write_digests(path)
+    verify_digests(path)
 
 
 def test_a_file_is_believed_once_its_checksums_are_forgotten(path: Path) -> None:
     path.write_bytes(b"other\n")
-    forget(path)
-    forget(path)
-    verify(path)
+    remove_digests(path)
+    remove_digests(path)
+    verify_digests(path)

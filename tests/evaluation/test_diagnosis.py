@@ -8,7 +8,7 @@ import pytest
 from agentenv.core.types import Task
 from agentenv.evaluation.diagnosis import answer_shown, cause_of, costs, coverage, error_table, support
 from agentenv.evaluation.records import EpisodeRecord
-from agentenv.evaluation.results import mark_below, summarize
+from agentenv.evaluation.results import mark_low_ceilings, summarize
 
 Maker = Callable[..., EpisodeRecord]
 
@@ -128,10 +128,10 @@ def test_a_ceiling_below_the_run_says_so(record: Maker) -> None:
         "oracle_paged": {"mean": 0.6},
         "x": {"note": "n"},
     }
-    marked = mark_below(bounds, 0.5)
+    marked = mark_low_ceilings(bounds, 0.5)
     assert [name for name, bound in marked.items() if "below the run" in bound.get("note", "")] == ["oracle"]
     assert bounds["oracle"] == {"mean": 0.4}
-    assert mark_below(bounds, None) == bounds
+    assert mark_low_ceilings(bounds, None) == bounds
     result = summarize(
         [record("a")], ["em_squad"], dataset="d", split="", policy="p", retriever="r", k=1, bounds=bounds
     )

@@ -35,7 +35,7 @@ from agentenv.errors import (
 )
 from agentenv.evaluation.eval_agent import (
     EvalAgent,
-    _Finished,
+    _EpisodeWriter,
     make_eval_agent,
     open_eval_agent,
     play_missing,
@@ -488,7 +488,7 @@ def held(*valid: bool, error: str = "PolicyFault: away") -> list[Trajectory]:
 
 def test_failures_are_held_back_until_a_valid_episode_follows() -> None:
     kept: list[int] = []
-    finished = _Finished(lambda played: kept.append(len(played)), 3, lived=False)
+    finished = _EpisodeWriter(lambda played: kept.append(len(played)), 3, lived=False)
     finished.add(held(False, False))
     assert kept == []
     finished.add(held(True))
@@ -496,7 +496,7 @@ def test_failures_are_held_back_until_a_valid_episode_follows() -> None:
     finished.add(held(False, False))
     with pytest.raises(PolicyFault, match=r"\b3\b.*PolicyFault: away"):
         finished.add(held(False))
-    few = _Finished(lambda played: kept.append(len(played)), 3, lived=True)
+    few = _EpisodeWriter(lambda played: kept.append(len(played)), 3, lived=True)
     few.add(held(False))
     few.end()
     assert kept == [3, 1]
@@ -505,7 +505,7 @@ def test_failures_are_held_back_until_a_valid_episode_follows() -> None:
 
 
 def test_a_run_of_failures_alone_keeps_nothing_and_names_whose_they_are() -> None:
-    finished = _Finished(lambda played: pytest.fail("kept"), 9, lived=False)
+    finished = _EpisodeWriter(lambda played: pytest.fail("kept"), 9, lived=False)
     finished.add([replace(one, end_reason=EndReason.ENV_FAULT) for one in held(False, False)])
     with pytest.raises(EnvFault, match=r"\b2\b"):
         finished.end()

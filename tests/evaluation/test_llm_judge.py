@@ -216,7 +216,7 @@ def test_the_locks_of_a_judge_are_freed_and_equal_cases_wait_for_each_other(fail
 
     for _ in range(2):  # on another event loop each
         asyncio.run(several())
-        assert not asks._asking
+        assert not asks._case_locks
     assert (chat.most, chat.asked) == (1, min(failures + 1, 8))
 
 
@@ -228,7 +228,7 @@ def test_a_request_that_is_given_up_leaves_no_lock() -> None:
             await asyncio.wait_for(asks.grade("Who?", ["Ada"], "Ada"), 0.001)
 
     asyncio.run(given_up())
-    assert not asks._asking
+    assert not asks._case_locks
 
 
 def test_a_torn_line_of_the_cache_is_left_out_and_a_foreign_one_refused(tmp_path: Path) -> None:

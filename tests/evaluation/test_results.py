@@ -19,7 +19,7 @@ from agentenv.evaluation.report.tables import tables
 from agentenv.evaluation.results import (
     OUTCOME,
     Json,
-    mark_below,
+    mark_low_ceilings,
     measure_of,
     retrieval_recall,
     score_of,
@@ -302,10 +302,10 @@ def test_a_ceiling_is_marked_where_it_lies_below_the_run() -> None:
         "expert": {"note": "no expert"},
         "closed_book": {"mean": 0.0},
     }
-    marked = mark_below(bounds, 0.5)
+    marked = mark_low_ceilings(bounds, 0.5)
     assert marked["oracle"].pop("note")
     assert marked == {**bounds, "oracle": {"mean": 0.4, "n": 5}}
-    assert mark_below(bounds, None) == bounds
+    assert mark_low_ceilings(bounds, None) == bounds
 
 
 def test_the_outcome_of_the_environment_is_a_score_like_others(record: Maker) -> None:

@@ -207,7 +207,7 @@ def test_a_screen_that_is_drawn_for_ever_is_given_up_and_its_kind_not_asked_agai
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(screens, "_DRAWING_S", 2.0)  # enough for the other screen on a busy machine
-    monkeypatch.setattr(screens, "_SLOW", set())
+    monkeypatch.setattr(screens, "_SLOW_SCENES", set())
     gate, asked = threading.Event(), []
 
     def hang() -> str:

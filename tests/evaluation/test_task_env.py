@@ -168,7 +168,7 @@ def test_tasks_that_are_not_made_in_time_or_end_the_process_are_refused(
     def leaving(*_: Any, **__: Any) -> list[Task]:
         raise SystemExit(3)
 
-    monkeypatch.setattr(task_env_module, "_MAKING_S", 0.05)
+    monkeypatch.setattr(task_env_module, "_MAKE_TASKS_TIMEOUT_S", 0.05)
     for make_tasks, named in ((hanging, "0.05 s"), (leaving, "SystemExit")):
         monkeypatch.setattr(Calculator, "make_tasks", make_tasks)
         with pytest.raises(ConfigurationError, match=named):

@@ -261,10 +261,10 @@ def alive(pid: int) -> bool:
 def test_a_worker_that_is_silent_is_our_fault(db: Path) -> None:
     with SqlReader() as reader:
         os.kill(worker_of(reader, db), signal.SIGSTOP)
-        reader._wall_s = 0.05
+        reader._hang_timeout_s = 0.05
         with pytest.raises(SandboxFault, match="silent"):
             reader.run(db, "SELECT 1")
-        reader._wall_s = 30.0
+        reader._hang_timeout_s = 30.0
         assert reader.run(db, "SELECT 1").ok
 
 

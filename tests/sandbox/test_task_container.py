@@ -40,7 +40,7 @@ def image_with_programs() -> str:
         more = {f"/usr/bin/{name}": Path(path) for name, path in named.items() if path}
         image.add_files(archive, files | more | image.libraries(more.values(), []))
 
-    image._imported(WITH_PROGRAMS, fill)
+    image._import_image(WITH_PROGRAMS, fill)
     return WITH_PROGRAMS
 
 

@@ -254,7 +254,7 @@ def test_an_environment_says_which_options_clients_may_set() -> None:
 def test_a_client_that_asks_for_tasks_without_end_leaves_room_to_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(client_options, "_MOST_HELD", 10)
+    monkeypatch.setattr(client_options, "_MOST_TASKS", 10)
     options = ClientOptions(Calculator(), whole_tasks=False)
 
     def some(start: int, count: int) -> list[Task]:

@@ -346,7 +346,7 @@ def test_a_server_that_goes_away_within_a_run_costs_episodes_and_not_the_run(
     """Before, every environment that was made meanwhile ended the run as if its configuration were wrong."""
     with serving(lambda: house) as served:
         url, cls = served.url, env_class(f"remote:{served.url}")
-    monkeypatch.setattr(remote, "_REMEMBERED_S", 0.0)
+    monkeypatch.setattr(remote, "_CARD_CACHE_S", 0.0)
     assert env_class(f"remote:{url}") is cls
     (env,) = asyncio.run(make_envs([lambda: agentenv.make(f"remote:{url}")], WAIT_S))
     with pytest.raises(EnvFault, match=re.escape(url)):
@@ -482,8 +482,8 @@ def test_a_server_that_says_something_else_of_itself_is_one_error(
     calculator: str, monkeypatch: pytest.MonkeyPatch, wrong: dict[str, Any], named: str
 ) -> None:
     """Somebody else's, that happens to name the same version."""
-    said = remote._asked(calculator, "metadata", {}, WAIT_S)
-    monkeypatch.setattr(remote, "_asked", lambda *_: said | wrong)
+    said = remote._get_json(calculator, "metadata", {}, WAIT_S)
+    monkeypatch.setattr(remote, "_get_json", lambda *_: said | wrong)
     monkeypatch.setattr(remote, "_known", {})
     for ask in (RemoteEnv, remote.remote_class):
         with pytest.raises(ConfigurationError, match=named):

@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for work that goes on while the caller computes."""
+"""An event loop in a daemon thread, for coroutines that run while the calling thread computes."""
 
 import asyncio
 import contextlib
@@ -18,10 +18,10 @@ _GRACE_S = 10.0
 
 @contextmanager
 def without_running_loop() -> Iterator[None]:
-    """Within the block this thread runs no event loop as far as asyncio knows, so that ``asyncio.run`` may be called.
+    """Within the block asyncio believes that this thread runs no event loop, so that ``asyncio.run`` may be called.
 
-    A notebook runs each cell inside its own loop, which stands still while the cell computes. A thread beside it would do
-    too, but signals reach the main thread only, and an interrupted cell has to end the work.
+    A notebook runs each cell inside its own event loop, which is idle while the cell computes. Another thread would solve
+    this too, but signals reach only the main thread, and interrupting the cell has to stop the work.
     """
     outer = asyncio._get_running_loop()
     asyncio._set_running_loop(None)
@@ -35,8 +35,8 @@ class BackgroundLoop:
     """Runs coroutines on one event loop, in a daemon thread that starts with the first of them.
 
     Args:
-        name: of the thread.
-        threads: Where ``asyncio.to_thread`` runs its calls; None takes the standard library's pool of a few threads.
+        name: The name of the thread.
+        threads: The pool in which ``asyncio.to_thread`` runs its calls; None uses the standard library's default pool.
     """
 
     def __init__(self, name: str = "background-loop", threads: ThreadPoolExecutor | None = None) -> None:
@@ -47,18 +47,18 @@ class BackgroundLoop:
         _loops.add(self)
 
     def forget(self) -> None:
-        """Forgets the loop, so that the next coroutine starts one: a forked process lacks the thread of its parent."""
+        """Drops the loop, so that the next coroutine starts a new one: a forked process lacks the parent's thread."""
         self._lock, self._loop, self._thread = threading.Lock(), None, None
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> "Future[T]":
-        """Starts ``coroutine``; tasks that it makes go on after it.
+        """Starts ``coroutine``. Tasks that it creates keep running after it ends.
 
         Raises:
-            OSError: there is no loop yet, and the system gives none: too many files are open, for example.
-            RuntimeError: the same, because no thread can be started.
+            OSError: no loop is running yet and none can be created, for example because too many files are open.
+            RuntimeError: no loop is running yet and no thread can be started for one.
         """
         with self._lock:
-            # Under the lock, because several threads may submit first, and each would start a loop of its own.
+            # The lock is needed because several threads may call `submit` first, and each would start a loop.
             try:
                 loop = self._loop or self._start()
             except BaseException:
@@ -67,32 +67,33 @@ class BackgroundLoop:
             return asyncio.run_coroutine_threadsafe(coroutine, loop)
 
     def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
-        """The result of ``coroutine``, waited for; tasks that it makes go on afterwards.
+        """Runs ``coroutine``, waits for it and returns its result. Tasks that it creates keep running afterwards.
 
         Raises:
             TimeoutError: it took longer than ``timeout_s``, and was cancelled.
         """
-        # The loop says so itself, unless something blocks it.
+        # The loop itself raises the timeout, unless its thread is blocked. The grace period is for that case.
         limit_s = None if timeout_s is None else timeout_s + _GRACE_S
         return self._submit_within(coroutine, timeout_s).result(limit_s)
 
     async def join(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
-        """Does what ``run`` does, for a caller on another event loop. Cancelling the caller cancels ``coroutine``."""
+        """Does what ``run`` does for a caller on another event loop. Cancelling the caller cancels ``coroutine``."""
         return await asyncio.wrap_future(self._submit_within(coroutine, timeout_s))
 
     def is_current(self) -> bool:
-        """Whether the caller runs on this loop, where waiting for a result would never end."""
+        """Whether the caller runs on this loop. Waiting here for a result of the same loop would never end."""
         return self._loop is not None and asyncio._get_running_loop() is self._loop
 
     def close(self, timeout_s: float = 30.0) -> None:
-        """Cancels what still runs and ends the thread; one that does not end in time is left to die with the process."""
+        """Cancels all tasks and ends the thread. A thread that does not end in time is abandoned; it is a daemon."""
         with self._lock:
-            # The loop is taken away before it is stopped: `_main` runs it again as long as it is this object's, and a
-            # later `submit` starts another one.
+            # The attribute is cleared before the loop is stopped, because `_main` restarts the loop as long as it is set. A
+            # later `submit` starts a new loop.
             loop, thread, self._loop = self._loop, self._thread, None
         if loop is None or thread is None:
             return
-        # One turn later, so that tasks begin: of one that is cancelled before, what it would await is never awaited.
+        # The stop is delayed by one iteration so that new tasks begin: a task cancelled before it begins never awaits its
+        # inner coroutine, and Python warns of that.
         loop.call_soon_threadsafe(loop.call_soon, loop.stop)
         thread.join(timeout_s)
 
@@ -100,7 +101,7 @@ class BackgroundLoop:
         try:
             return self.submit(asyncio.wait_for(coroutine, timeout_s))
         except BaseException:
-            coroutine.close()  # which `wait_for` has not begun
+            coroutine.close()  # `wait_for` never started it
             raise
 
     def _start(self) -> asyncio.AbstractEventLoop:
@@ -117,11 +118,12 @@ class BackgroundLoop:
             if self._threads is not None:
                 loop.set_default_executor(self._threads)
         except BaseException as error:
-            begun.set_exception(error)  # for the caller, who waits
+            begun.set_exception(error)  # the caller waits for it
             return
         with runner:
             begun.set_result(loop)
-            while self._loop is loop:  # a task that raises SystemExit stops the loop, and others wait on it
+            # a task that raises SystemExit stops the loop, but other tasks still need it
+            while self._loop is loop:
                 with contextlib.suppress(BaseException):
                     loop.run_forever()
 

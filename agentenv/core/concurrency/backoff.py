@@ -1,4 +1,4 @@
-"""How long a caller over HTTP waits before it tries again."""
+"""Waiting times between retries of an HTTP request."""
 
 import contextlib
 import email.utils
@@ -8,23 +8,23 @@ import time
 
 
 def backoff(tries: int, *, first_s: float, longest_s: float, rng: random.Random) -> float:
-    """Seconds to wait after ``tries`` failures: ``first_s`` doubled each time, bounded, spread by half either way.
+    """Returns the seconds to wait after ``tries`` failures: exponential backoff from ``first_s`` up to ``longest_s``.
 
-    The spread keeps callers that failed together from coming back together.
+    The time is multiplied by a random factor from 0.5 to 1.5, so that callers that failed together do not return together.
     """
     return min(longest_s, first_s * 2.0 ** (tries - 1)) * rng.uniform(0.5, 1.5)
 
 
 def retry_after(header: str | None, sent: str | None = None) -> float | None:
-    """Seconds that a server's Retry-After header asks for: a number of them or a date (RFC 9110, 10.2.3).
+    """Returns the seconds that a server's Retry-After header asks for, as a number or a date (RFC 9110, section 10.2.3).
 
     Args:
-        header: The header.
-        sent: The header Date of the same answer. A date is compared with it where there is one, because the clock of this
-            machine may be hours ahead or behind.
+        header: The value of the Retry-After header.
+        sent: The Date header of the same response. If it is given, a date in ``header`` is compared with it and not with
+            this machine's clock, which may be wrong by hours.
 
     Returns:
-        At least 0; None where there is no header or none that can be read, such as a number below 0.
+        The seconds, at least 0; None if there is no header or it cannot be parsed (a negative number, for example).
     """
     if not header:
         return None
@@ -38,7 +38,7 @@ def retry_after(header: str | None, sent: str | None = None) -> float | None:
 
 
 def _timestamp(date: str) -> float | None:
-    """Seconds since 1970 of a date in a header; None where it is none."""
-    with contextlib.suppress(ValueError, TypeError, OverflowError):  # the last of a year that no calendar has
+    """Returns the Unix time of a date in a header; None if it is not a date."""
+    with contextlib.suppress(ValueError, TypeError, OverflowError):  # OverflowError: a year out of range
         return email.utils.parsedate_to_datetime(date).timestamp()
     return None

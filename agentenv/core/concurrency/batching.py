@@ -1,13 +1,12 @@
-"""Concurrent requests of all running episodes meet in one batch.
+"""Combines concurrent requests of all running episodes into batches.
 
-A `Batcher` collects the items that coroutines submit, hands them as one list to a synchronous function in a
-thread of its own, and gives every coroutine its result. There is one mechanism and two rules for when a
-batch is formed:
+A `Batcher` collects the items that coroutines submit, passes them as one list to a synchronous function in a thread of its
+own, and returns each result to its coroutine. There are two rules for when a batch is formed:
 
-- by arrival (the default): an idle batcher takes whatever waits after one turn of the event loop; while a
-  batch runs, requests accumulate into the next one;
-- by episode, inside a `DeterministicBatcher`: a batch is formed only when every live episode waits, in the order of
-  episode indices. Batches are then the same in every run, however long tools and threads took.
+- by arrival (the default): an idle batcher takes all items that wait after one iteration of the event loop; while a batch
+runs, further items collect for the next one;
+- by episode index, inside a `DeterministicBatcher`: a batch is formed only when every live episode waits for one, in the
+order of episode indices. Batches are then the same in every run, however long tools and threads take.
 
 By convention retrievers have rank 0 and policies rank 1, so that a generation batch holds as many episodes
 as possible.
@@ -27,8 +26,8 @@ from agentenv.core.concurrency.deadlines import Hold, hold_current
 from agentenv.core.concurrency.threads import DaemonThreads
 from agentenv.errors import ConfigurationError
 
-_POLL_S = 0.001  # between two looks at who has come
-_SKIPPED_WAITS = 8  # batches without a wait after one that was in vain
+_POLL_S = 0.001  # seconds between two checks for new items
+_SKIPPED_WAITS = 8  # batches formed without waiting after one wait that brought no new item
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -44,36 +43,36 @@ class _Waiter(Generic[In, Out]):
     answer: "asyncio.Future[Out]"
     index: int
     hold: Hold | None = None
-    """In a deterministic batcher: on the deadline of the caller, until the batch begins."""
+    """In a deterministic batcher: the hold on the caller's deadline, which ends when the batch begins."""
 
 
 @dataclass(slots=True)
 class _Queue(Generic[In, Out]):
-    """What one event loop has asked of a batcher by arrival."""
+    """The items that one event loop has submitted to a batcher that forms batches by arrival."""
 
     waiters: "list[_Waiter[In, Out]]" = field(default_factory=list)
     task: "asyncio.Task[None] | None" = None  # the event loop itself holds tasks only weakly
-    last_batch_size: int = 0  # who asked in the last batch or waited at its end
-    batch_s: float = 0.0  # what the last batch took
-    ended: float = 0.0  # when it ended
-    skip_waits: int = 0  # batches still to be formed at once, because the callers did not come back in time
+    last_batch_size: int = 0  # items of the last batch, plus those that waited at its end
+    batch_s: float = 0.0  # duration of the last batch in seconds
+    ended: float = 0.0  # time at which the last batch ended
+    skip_waits: int = 0  # batches still to be formed without waiting, because an earlier wait was in vain
 
 
 class Batcher(Generic[In, Out]):
-    """Runs ``run`` on batches of the items that concurrent coroutines submit.
+    """Calls ``run`` with batches of the items that concurrent coroutines submit.
 
-    One batch of a batcher runs at a time. A batcher keeps no event loop and may be used from several in turn.
+    One batch of a batcher runs at a time. A batcher is not bound to an event loop and may be used from several in turn.
 
     Args:
-        run: takes a list of items and returns as many results, in order; an exception among them is raised where
-            its item was submitted, and there alone. It is called in a thread of the batcher.
-        rank: in a `DeterministicBatcher`, of several batchers with waiters the lowest rank runs first.
-        max_batch: most items a batch; None is no limit.
-        timeout_s: seconds from forming a batch to its answer, after which its waiters get `TimeoutError`. An
+        run: Takes a list of items and returns as many results, in the same order. An exception among the results is raised
+            only for the item at its place. ``run`` is called in a thread of the batcher.
+        rank: In a `DeterministicBatcher`, the batcher with the lowest rank among those with waiting items runs first.
+        max_batch: The largest number of items in a batch; None is no limit.
+        timeout_s: Seconds from the start of a batch to its result, after which its waiters get a `TimeoutError`. The
             abandoned call keeps the thread until it returns. None waits for ever.
-        max_wait: between two batches by arrival, the longest wait for those who were just answered to ask again, as
-            a share of the last batch's time. Without it callers that ask again at once fall into two halves that
-            take turns, and batches are half as large as they could be. 0 never waits.
+        max_wait: Between two batches formed by arrival: the longest wait for the callers of the last batch to submit again,
+            as a share of that batch's duration. Without this wait, callers that submit again at once split into two halves
+            that alternate, and batches have half the possible size. 0 never waits.
     """
 
     _created = itertools.count()
@@ -92,13 +91,13 @@ class Batcher(Generic[In, Out]):
         self.max_wait = max_wait
         self._run = run
         self._timeout_s = timeout_s
-        # Not the shared pool: OpenMP keeps one team of workers for every thread that calls it.
+        # Not the shared pool, because OpenMP keeps one team of worker threads for every thread that calls it.
         self._thread = DaemonThreads(1, "batcher", replaces=False)
-        # Weak, so that a batcher that outlives a run does not keep the run's loop.
+        # Weak references, so that a batcher that outlives a run does not keep the run's event loop alive.
         self._queues: WeakKeyDictionary[asyncio.AbstractEventLoop, _Queue[In, Out]] = WeakKeyDictionary()
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but the thread and what waits."""
+        """Returns all attributes except the thread and the waiting items."""
         own = ("order", "max_batch", "max_wait", "_run", "_timeout_s")
         return {name: self.__dict__[name] for name in own}
 
@@ -107,7 +106,7 @@ class Batcher(Generic[In, Out]):
         self.max_batch, self.max_wait = state["max_batch"], state["max_wait"]
 
     async def submit(self, item: In) -> Out:
-        """The result for ``item``, computed together with whatever else waits.
+        """Waits for the result of ``item``, which is computed in one batch with the other waiting items.
 
         An episode of a `DeterministicBatcher` awaits one batcher at a time.
 
@@ -121,7 +120,7 @@ class Batcher(Generic[In, Out]):
             waiting = slot.deterministic_batcher.wait(slot, self, item)
             if slot.deterministic_batcher.loop is loop:
                 return await waiting
-            # An environment runs on another loop than its episode.
+            # An environment runs on another event loop than its episode.
             return await asyncio.wrap_future(
                 asyncio.run_coroutine_threadsafe(waiting, slot.deterministic_batcher.loop)
             )
@@ -133,19 +132,19 @@ class Batcher(Generic[In, Out]):
         return await waiter.answer
 
     async def between_batches(self, work: Callable[[], Found]) -> Found:
-        """What ``work`` returns, which runs in the thread of the batcher between two batches.
+        """Runs ``work`` in the thread of the batcher between two batches, and returns its result.
 
         Raises:
-            Exception: what it raises.
+            Exception: ``work`` raised it.
         """
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     async def _drain(self, queue: _Queue[In, Out]) -> None:
         try:
             while queue.waiters:
-                await asyncio.sleep(0)  # requests of the same turn of the loop share a batch
+                await asyncio.sleep(0)  # items submitted in the same iteration of the loop share a batch
                 await self._wait_for_more(queue)
-                # Taken out before the batch runs, because further items are submitted meanwhile.
+                # The items are removed before the batch runs, because further items are submitted meanwhile.
                 size = self.max_batch or len(queue.waiters)
                 batch, queue.waiters = queue.waiters[:size], queue.waiters[size:]
                 began = time.monotonic()
@@ -153,12 +152,12 @@ class Batcher(Generic[In, Out]):
                 queue.ended = time.monotonic()
                 queue.batch_s, queue.last_batch_size = queue.ended - began, len(batch) + len(queue.waiters)
         finally:
-            # Also where the batch failed or the loop ends: with a task that has ended in its place the queue would
-            # never move again.
+            # This is needed also if the batch failed or the loop ended: with a finished task in its place, the queue would
+            # never be served again.
             queue.task = None
 
     async def _wait_for_more(self, queue: _Queue[In, Out]) -> None:
-        """Waits a little for those who were just answered; where they stay away, not again for some batches."""
+        """Waits a little for the callers of the last batch; if they do not return, skips the wait for some batches."""
         wanted = min(queue.last_batch_size, self.max_batch or queue.last_batch_size)
         if queue.skip_waits or not self.max_wait:
             queue.skip_waits = max(0, queue.skip_waits - 1)
@@ -170,8 +169,8 @@ class Batcher(Generic[In, Out]):
                 queue.skip_waits = _SKIPPED_WAITS
 
     async def serve(self, waiters: list[_Waiter[In, Out]]) -> None:
-        """Runs one batch; every waiter still there gets its result or the exception of the batch."""
-        # A caller that was cancelled while it waited has no use for an answer, and the batch is smaller without it.
+        """Runs one batch. Every waiter that is still waiting gets its result, or the exception of the batch."""
+        # A caller that was cancelled in the meantime needs no result, so its item is left out.
         waiters = [waiter for waiter in waiters if not waiter.answer.done()]
         if not waiters:
             return
@@ -198,12 +197,12 @@ class Batcher(Generic[In, Out]):
                     waiter.answer.set_result(result)
 
     def _results(self, items: list[In]) -> Sequence[Out | Exception]:
-        """What ``run`` gives for ``items``; called in the thread of the batcher.
+        """Calls ``run`` with ``items``, in the thread of the batcher.
 
         Raises:
-            RuntimeError: it raised what is no ``Exception``, as ``SystemExit`` or the panic of a library in Rust. That must
-                reach those who wait, as any other error does, and not the event loop, where nobody would be told.
-            Exception: it raised that.
+            RuntimeError: ``run`` raised something that is not an ``Exception``, such as ``SystemExit`` or a panic of a Rust
+                library. It has to reach the waiters like any other error; the event loop would only lose it.
+            Exception: ``run`` raised it.
         """
         try:
             return self._run(items)
@@ -215,7 +214,7 @@ class Batcher(Generic[In, Out]):
 
 @dataclass(slots=True, eq=False)
 class _Slot:
-    """The place of one live episode in a deterministic batcher, and what it waits for."""
+    """The place of one live episode in a deterministic batcher, and the request for which it waits."""
 
     deterministic_batcher: "DeterministicBatcher"
     index: int
@@ -233,13 +232,13 @@ _slot: ContextVar[_Slot | None] = ContextVar("_slot", default=None)
 class DeterministicBatcher:
     """Forms batches by episode index and never by arrival.
 
-    A batch runs only when every live episode waits on one. Of the batchers with waiters the one with the
-    lowest rank runs (of equal ranks the one created first), its items sorted by episode index and cut into
-    runs of ``max_batch``.
+    A batch runs only when every live episode waits for one. Among the batchers with waiting items, the one with the lowest
+    rank runs (of equal ranks, the one created first). Its items are sorted by episode index and split into batches of at
+    most ``max_batch``.
 
-    Which episodes are live must itself not depend on time: enter all episodes of a rollout at once, ``hold`` the rounds
-    where some have to be prepared first, or, with fewer slots than episodes, let a fixed slot hold one registration over
-    the episodes that it runs one after another. An episode must not wait for another one by any other means than a batcher.
+    Which episodes are live must not depend on time either. Enter all episodes of a rollout at once; use ``hold`` to delay
+    rounds while some are being prepared; with fewer slots than episodes, keep one registration per slot for all episodes
+    that it runs one after another. An episode must not wait for another one other than through a batcher.
     """
 
     def __init__(self) -> None:
@@ -250,10 +249,10 @@ class DeterministicBatcher:
 
     @contextmanager
     def episode(self, index: int) -> Iterator[None]:
-        """Makes the running task a live episode; every batcher that it awaits inside joins the deterministic batcher.
+        """Registers the running task as a live episode; within the block, every batcher it awaits forms batches by index.
 
         Raises:
-            ConfigurationError: an episode with this index is live.
+            ConfigurationError: an episode with this index is already live.
         """
         if any(slot.index == index for slot in self._slots):
             raise ConfigurationError(
@@ -268,18 +267,19 @@ class DeterministicBatcher:
         finally:
             episode_index.reset(index_token)
             _slot.reset(slot_token)
-            # Before the next check: what an environment asks after its episode is no business of the others, and it
-            # forms batches by arrival.
+            # The slot ends before the next check. What an environment submits after its episode concerns no other episode,
+            # and is batched by arrival.
             slot.live = False
             self._slots.remove(slot)
             self._check_soon()
 
     def hold(self) -> Callable[[], None]:
-        """Keeps rounds from beginning until the returned function is called: for episodes that have to be prepared.
+        """Prevents rounds from starting until the returned function is called, for episodes that are still being prepared.
 
-        Call it when the first of these episodes enters, or when it is certain that none will; further calls do nothing.
+        Call that function when the first of these episodes enters, or when it is certain that none will. Further calls do
+        nothing.
         """
-        slot = _Slot(self, -1)  # it never waits, so that no round begins
+        slot = _Slot(self, -1)  # this slot never waits, so no round can begin
         self._slots.append(slot)
 
         def end() -> None:
@@ -290,9 +290,9 @@ class DeterministicBatcher:
         return end
 
     async def wait(self, slot: _Slot, batcher: Batcher[In, Out], item: In) -> Out:
-        """Waits in ``slot`` for the round that answers ``item``; called by `Batcher.submit`.
+        """Waits in ``slot`` for the round that computes ``item``; called by `Batcher.submit`.
 
-        The wait for the other episodes does not count in the deadline of the caller, the batch itself does.
+        The deadline of the caller does not include the wait for other episodes, but it does include the batch itself.
         """
         if slot.request is not None:
             raise RuntimeError(
@@ -309,20 +309,20 @@ class DeterministicBatcher:
             waiter.hold.end()
 
     def _check_soon(self) -> None:
-        # Not at once: episodes that start in this turn of the loop have yet to take their seats.
+        # The check is delayed: episodes that start in this iteration of the loop have yet to register their slots.
         if self._slots:
             asyncio.get_running_loop().call_soon(self._check)
 
     def _check(self) -> None:
-        """Starts a round if every live episode waits."""
+        """Starts a round if every live episode waits for a batch."""
         if self._round is not None or not self._slots or not all(slot.waits for slot in self._slots):
             return
         requests = [slot.request for slot in self._slots if slot.request is not None]
         batcher = min((batcher for batcher, _ in requests), key=lambda batcher: batcher.order)
         waiters = [waiter for asked, waiter in requests if asked is batcher]
         waiters.sort(key=lambda waiter: waiter.index)
-        # Kept, because the event loop itself holds tasks weakly, and because no second round may begin before this
-        # one has ended.
+        # The reference is kept because the event loop itself holds tasks weakly, and because no second round may begin
+        # before this one has ended.
         self._round = asyncio.get_running_loop().create_task(self._play(batcher, waiters))
 
     async def _play(self, batcher: Batcher[Any, Any], waiters: list[_Waiter[Any, Any]]) -> None:

@@ -1,8 +1,8 @@
-"""Deadlines that leave out the time during which a call itself waits for others.
+"""Deadlines that do not count the time during which a call waits for others.
 
-An episode in a deterministic batcher waits for all the others before its batch runs, and a call of an environment may wait
-for a free thread. Neither is the doing of the policy or environment that is called, so a `Deadline` is held in the meantime.
-Otherwise one environment that hangs would let every other episode fail with it, under a wrong name.
+An episode in a deterministic batcher waits for all other episodes before its batch runs, and a call of an environment may
+wait for a free thread. The called policy or environment is not responsible for that time, so its `Deadline` is held (paused)
+meanwhile. Otherwise one environment that hangs would make every other episode fail with it, with a misleading error.
 """
 
 import asyncio
@@ -18,19 +18,19 @@ from agentenv.errors import Fault
 
 T = TypeVar("T")
 
-_SHORTEST_S = 0.02  # between two looks at a deadline that is held with next to nothing left
-_PARTING_S = 1.0  # for a coroutine that was given up to end
+_SHORTEST_WAIT_S = 0.02  # shortest wait between two checks of a deadline
+_CANCEL_GRACE_S = 1.0  # time that a cancelled coroutine gets to end
 
 
 class Deadline:
-    """Seconds that a call may take. Any thread may stop its time (hold it); that also holds the deadlines around it."""
+    """A time limit of a call, in seconds. Any thread may pause it by a hold, which also pauses the enclosing deadlines."""
 
     def __init__(self, seconds: float, around: "Deadline | None" = None) -> None:
-        """The time begins now.
+        """Starts the time.
 
         Args:
-            seconds: That the call may take.
-            around: The deadline of the call that makes this one.
+            seconds: The time that the call may take.
+            around: The enclosing deadline: that of the call that makes this one.
         """
         self.seconds = seconds
         self._around = around
@@ -42,42 +42,43 @@ class Deadline:
 
     @property
     def held(self) -> bool:
-        """Whether the time stands still: the call waits for others."""
+        """Whether the time is paused because the call waits for others."""
         return self._holds > 0
 
     def watch(self, watcher: Callable[[], None]) -> None:
-        """Lets ``watcher`` be called whenever ``held`` has changed, from any thread."""
+        """Calls ``watcher`` from any thread whenever ``held`` changes."""
         with self._lock:
             self._watchers = (*self._watchers, watcher)
 
     def unwatch(self, watcher: Callable[[], None]) -> None:
-        """Ends ``watch``."""
+        """Removes a watcher that ``watch`` added."""
         with self._lock:
             self._watchers = tuple(one for one in self._watchers if one != watcher)
 
     def left(self) -> float:
-        """Seconds that are left; while it is held they stay the same."""
+        """Returns the remaining seconds, which do not change while the deadline is held."""
         with self._lock:
             running = 0.0 if self._holds else time.monotonic() - self._since
             return self.seconds - self._used - running
 
     def hold(self) -> "Hold":
-        """Stops the time until the hold is ended."""
+        """Pauses the time until the returned hold is ended."""
         return Hold(self)
 
-    def _stop(self) -> None:
+    def _pause(self) -> None:
         with self._lock:
             if not self._holds:
                 self._used += time.monotonic() - self._since
             self._holds += 1
-            # The watchers are called outside of the lock: they take that of their pool, and no thread may hold both.
+            # The watchers are called outside of the lock, because they take the lock of their pool, and holding both could
+            # cause a deadlock.
             watchers = self._watchers if self._holds == 1 else ()
         for watcher in watchers:
             watcher()
         if self._around is not None:
-            self._around._stop()
+            self._around._pause()
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         with self._lock:
             self._holds -= 1
             if not self._holds:
@@ -86,39 +87,40 @@ class Deadline:
         for watcher in watchers:
             watcher()
         if self._around is not None:
-            self._around._go_on()
+            self._around._resume()
 
 
 class Hold:
-    """One reason why the time of a deadline stands still; ending it a second time does nothing."""
+    """One reason to pause a deadline. Ending it a second time does nothing."""
 
     def __init__(self, deadline: Deadline | None) -> None:
-        self._held = [] if deadline is None else [deadline]  # popped by one thread only
+        # a list, because only one thread can pop the deadline
+        self._held = [] if deadline is None else [deadline]
         if deadline is not None:
-            deadline._stop()
+            deadline._pause()
 
     def end(self) -> None:
-        """Lets the time go on where there is no other hold."""
+        """Resumes the time, unless another hold is active."""
         with contextlib.suppress(IndexError):
-            self._held.pop()._go_on()
+            self._held.pop()._resume()
 
 
 _current: ContextVar[Deadline | None] = ContextVar("_current", default=None)
 
 
 def current_deadline() -> Deadline | None:
-    """The deadline of the call that runs here, if there is one."""
+    """Returns the deadline of the call that is running here; None without one."""
     return _current.get()
 
 
 def hold_current() -> Hold:
-    """Holds the deadline of the call that runs here, if there is one."""
+    """Pauses the deadline of the call that is running here, if it has one."""
     return Hold(current_deadline())
 
 
 @contextlib.contextmanager
 def waiting_for_others() -> Iterator[None]:
-    """Holds the deadline of the call that runs here within the block."""
+    """Within the block, the deadline of the call that is running here is paused."""
     hold = hold_current()
     try:
         yield
@@ -127,13 +129,13 @@ def waiting_for_others() -> Iterator[None]:
 
 
 class DeadlineAwareLock:
-    """A lock that one thread may take more than once; while a call waits for it, the deadline of the call stands still."""
+    """A reentrant lock. While a call waits for it, the call's deadline is paused."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
 
     def __enter__(self) -> None:
-        # First without waiting: a call that need not wait leaves its deadline alone.
+        # Tried first without waiting, so that a call that need not wait does not touch its deadline.
         if not self._lock.acquire(blocking=False):
             with waiting_for_others():
                 self._lock.acquire()
@@ -143,29 +145,29 @@ class DeadlineAwareLock:
 
 
 def seconds_left() -> float:
-    """Seconds that are left to the call that runs here; without end where it has no deadline."""
+    """Returns the remaining seconds of the call that is running here; infinity if it has no deadline."""
     deadline = current_deadline()
     return math.inf if deadline is None else deadline.left()
 
 
 def short_of_time() -> bool:
-    """Whether the call that runs here has used more than half of its time."""
+    """Whether the call that is running here has used more than half of its time."""
     deadline = current_deadline()
     return deadline is not None and deadline.left() < deadline.seconds / 2
 
 
 def bounded_by_call(seconds: float) -> float:
-    """``seconds``, or half of what is left to the call that runs here, if that is less.
+    """Returns ``seconds``, or half of the remaining time of the call that is running here, if that is less.
 
-    Whatever a policy may let last, such as a program, takes its time so: it never outlasts the call, which would be a
-    failure of the environment and would exclude the episode.
+    Use it for the time limit of anything whose duration a policy can choose, such as a program. It then never outlasts the
+    call, which would count as a failure of the environment and exclude the episode.
     """
     return min(seconds, max(0.0, seconds_left()) / 2)
 
 
 @contextlib.contextmanager
 def deadline_of(seconds: float) -> Iterator[Deadline]:
-    """The deadline of the calls that begin within the block; it bounds nothing by itself (see ``ends_within``)."""
+    """Sets the deadline of the calls that begin within the block. It enforces nothing by itself (see ``ends_within``)."""
     deadline = Deadline(seconds, _current.get())
     token = _current.set(deadline)
     try:
@@ -175,36 +177,36 @@ def deadline_of(seconds: float) -> Iterator[Deadline]:
 
 
 async def ends_within(deadline: Deadline, call: "asyncio.Future[Any]") -> bool:
-    """Waits for ``call`` as long as ``deadline`` has time left; returns whether the call has ended."""
+    """Waits for ``call`` while ``deadline`` has time left; returns whether the call has ended."""
     while not call.done() and (left := deadline.left()) > 0:
-        # What is left is looked at again after each wait, because the deadline may have been held in the meantime.
-        await asyncio.wait({call}, timeout=max(left, _SHORTEST_S))
+        # The remaining time is read again after each wait, because the deadline may have been held in the meantime.
+        await asyncio.wait({call}, timeout=max(left, _SHORTEST_WAIT_S))
     return call.done()
 
 
 async def within(seconds: float, work: Awaitable[T], fault: Fault) -> T:
-    """The result of ``work``, which runs in a task of its own.
+    """Runs ``work`` in a task with a deadline and returns its result.
 
-    Whatever is no ``Exception`` (``SystemExit``, a cancellation that nobody here asked for) is raised as ``fault`` too: it
-    is meant for the whole process and must not get there from inside one episode. Work that does not end when it is
-    cancelled is left behind.
+    Anything raised that is not an ``Exception`` (``SystemExit``, or a cancellation that nobody here requested) is raised as
+    ``fault``: it would end the whole process, which one episode must not do. Work that does not end when it is cancelled is
+    abandoned.
 
     Args:
-        seconds: That it may take, holds left out.
-        work: An awaitable.
-        fault: Names who is waited for; its kind is that of the error.
+        seconds: The time limit, not counting holds.
+        work: The awaitable to run.
+        fault: An error that names who is waited for. Errors raised here have its type.
 
     Raises:
-        Fault: of the kind of ``fault``: the work took too long, or ended in a way that is no error of its own.
-        Exception: what the work raised.
+        Fault: ``work`` took too long, or raised something that is not an ``Exception``. The error has the type of ``fault``.
+        Exception: ``work`` raised it.
     """
     with deadline_of(seconds) as deadline:
-        # Within the block, because a task copies the context when it is made: calls within `work` find this deadline
-        # in it.
+        # Created within the block, because a task copies the context at its creation: calls within `work` find this deadline
+        # there.
         task = asyncio.ensure_future(guarded(work, fault))
-    # Python warns of a task that is cancelled before it begins, because nobody awaited its coroutine.
+    # Python would otherwise warn that the coroutine of a task cancelled before its start was never awaited.
     if isinstance(work, Coroutine):
-        # On a coroutine that has ended, to close it does nothing.
+        # Closing a coroutine that has ended does nothing.
         task.add_done_callback(lambda _: work.close())
     try:
         ended = await ends_within(deadline, task)
@@ -215,12 +217,12 @@ async def within(seconds: float, work: Awaitable[T], fault: Fault) -> T:
         return task.result()
     task.cancel()
     task.add_done_callback(_forget)
-    await asyncio.wait({task}, timeout=_PARTING_S)
+    await asyncio.wait({task}, timeout=_CANCEL_GRACE_S)
     raise type(fault)(f"{fault} took longer than {seconds:g} s")
 
 
 async def guarded(work: Awaitable[T], fault: Fault) -> T:
-    """The result of ``work``; a SystemExit, which is no ``Exception``, becomes an error of the type of ``fault``."""
+    """Returns the result of ``work``; a SystemExit, which is no ``Exception``, becomes an error of the type of ``fault``."""
     try:
         return await work
     except asyncio.CancelledError as error:

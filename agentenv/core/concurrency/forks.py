@@ -1,11 +1,11 @@
-"""What a forked process does first, where the system forks processes at all."""
+"""Registers functions that every forked process calls first."""
 
 import os
 from collections.abc import Callable
 
 
 def in_forked_processes(call: Callable[[], object]) -> None:
-    """Has every process that is forked from this one begin with ``call``. Windows forks none, and so never calls it."""
+    """Makes every process that is forked from this one call ``call`` first. Does nothing on Windows, which has no fork."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=call)
 

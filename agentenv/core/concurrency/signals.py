@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGHUP: a long piece of work ends in order at the first one and at once at the second."""
+"""SIGINT, SIGTERM and SIGHUP: the first one ends a long piece of work in order, the second ends the process at once."""
 
 import _thread
 import contextlib
@@ -13,14 +13,14 @@ from types import FrameType
 from typing import Any, Self
 
 HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)
-"""The signal of a terminal that closes, which Windows does not have."""
+"""The signal that a closing terminal sends; None on Windows, which lacks it."""
 _STOPPING = (signal.SIGINT, signal.SIGTERM, *([HANGUP] if HANGUP else []))
 
-_AGAIN_S = 0.05  # until a signal is sent again that was lost
+_RESEND_DELAY_S = 0.05  # delay before a lost signal is sent again
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal asked the work to end; ``signal`` is its number."""
+    """A signal asked the work to end. ``signal`` is its number."""
 
     def __init__(self, number: int, said: str = "") -> None:
         name = signal.Signals(number).name
@@ -29,38 +29,38 @@ class Interrupted(KeyboardInterrupt):
 
 
 def _send_later(number: int) -> None:
-    time.sleep(_AGAIN_S)
+    time.sleep(_RESEND_DELAY_S)
     os.kill(os.getpid(), number)
 
 
 class Interruptible:
-    """A block in which the first SIGINT, SIGTERM or SIGHUP raises ``Interrupted``, or waits where it says ``finishing``.
+    """A block in which the first SIGINT, SIGTERM or SIGHUP raises ``Interrupted``; within ``finishing`` it waits.
 
-    The second signal of any kind ends the process at once, as if nobody had taken care of it. In another thread than the
-    main one, which gets no signals, the block changes nothing. SIGHUP stays ignored where the process was told to ignore it,
-    as by `nohup`.
+    The second signal of any kind ends the process at once, as without this block. Outside of the main thread, which alone
+    receives signals, the block changes nothing. SIGHUP stays ignored if the process was started so, as by `nohup`.
     """
 
     def __init__(self, notice: str = "") -> None:
-        """Keeps what is said at a signal; signals are handled within the block.
+        """Stores the notice. Signals are handled only within the block.
 
         Args:
-            notice: Printed to stderr when a signal has to wait for what the block is finishing; a block that never says
-                ``finishing`` needs none.
+            notice: Printed to stderr when a signal has to wait for the end of a ``finishing`` part. A block without such a
+                part needs none.
         """
         self._notice = notice
         self.asked = 0
-        """The number of the signal that has asked for the end; 0 is none."""
+        """The number of the signal that has asked for the end; 0 if none has."""
         self._waits = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            # A shell without job control lets what it starts in the background ignore SIGINT, which nobody has asked for.
+            # SIGINT is handled even where it is ignored: a shell without job control makes background processes ignore it,
+            # although the user did not ask for that.
             ignored = HANGUP and signal.getsignal(HANGUP) is signal.SIG_IGN
             heard = [number for number in _STOPPING if number != HANGUP or not ignored]
             self._before = {number: signal.signal(number, self._ask) for number in heard}
-            self._hook, sys.unraisablehook = sys.unraisablehook, self._unheard
+            self._hook, sys.unraisablehook = sys.unraisablehook, self._resend_dropped
         return self
 
     def __exit__(self, *details: object) -> None:
@@ -75,41 +75,43 @@ class Interruptible:
         self.asked = number
         if not self._waits:
             raise Interrupted(number)
-        # `print` may be under way already, and may not be entered twice; after SIGHUP there may be no terminal.
+        # `os.write` instead of `print`: a `print` may be in progress and is not reentrant, and after SIGHUP there may be no
+        # terminal.
         with contextlib.suppress(OSError):
             os.write(2, f"{signal.Signals(number).name}: {self._notice}\n".encode())
 
-    def _unheard(self, unraisable: "sys.UnraisableHookArgs") -> None:
-        """Asks again where Python dropped the exception: a signal had come in a destructor or another callback."""
+    def _resend_dropped(self, unraisable: "sys.UnraisableHookArgs") -> None:
+        """Sends the signal again if Python dropped the exception, because it was raised in a destructor or callback."""
         if not isinstance(unraisable.exc_value, Interrupted):
             self._hook(unraisable)
             return
         for number in self._before:
             signal.signal(number, self._ask)
-        # Later and not here, where it would be dropped too; by a bare thread, whose start takes no lock of Python's.
+        # In another thread and after a delay, because an exception raised here would be dropped too. `_thread` is used
+        # because its start takes no Python lock.
         _thread.start_new_thread(_send_later, (unraisable.exc_value.signal,))
 
     def check(self) -> None:
-        """Ends the work here if a signal has asked for it.
+        """Raises ``Interrupted`` if a signal has asked for the end.
 
         Raises:
-            Interrupted: a signal has.
+            Interrupted: a signal was received.
         """
         if self.asked:
             raise Interrupted(self.asked)
 
     @contextmanager
     def finishing(self) -> Iterator[None]:
-        """A part of the block that must not be interrupted: a signal waits until ``check`` is called."""
+        """Within the block nothing is interrupted: a signal waits until ``check`` is called."""
         with self._waiting(True):
             yield
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """A part of what is being finished that may be given up all the same.
+        """Part of a ``finishing`` block that may be interrupted after all.
 
         Raises:
-            Interrupted: a signal came before or during it.
+            Interrupted: a signal came before or during this part.
         """
         with self._waiting(False):
             self.check()

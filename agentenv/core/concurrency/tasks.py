@@ -1,4 +1,4 @@
-"""Coroutines that run to their end or to the first error, which is raised as it is and reported once."""
+"""Runs coroutines to their end or to the first error, which is raised unchanged and reported once."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterable
@@ -10,13 +10,13 @@ T = TypeVar("T")
 
 @asynccontextmanager
 async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
-    """An ``asyncio.TaskGroup`` that raises the first error of its tasks instead of a group of errors.
+    """Makes an ``asyncio.TaskGroup`` that raises the first error of its tasks instead of a group of errors.
 
-    What runs at once here is of one kind, so that the errors are too: the first says what is wrong, and callers can
-    catch it by its class.
+    The tasks of one group do the same kind of work, so they fail for the same reason: the first error says what is wrong,
+    and callers can catch it by its class.
 
     Raises:
-        Exception: the first that a task raised; the other tasks are cancelled.
+        Exception: the first error that a task raised; the other tasks are cancelled.
     """
     try:
         async with asyncio.TaskGroup() as group:
@@ -26,10 +26,10 @@ async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
 
 
 async def gather_all(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results of ``work``, which runs concurrently; the first error ends the rest.
+    """Runs ``work`` concurrently and returns the results. The first error cancels the rest.
 
-    Every coroutine begins before any of them goes on after its first wait, so that slots of a deterministic batcher that
-    they take at their beginning are all taken in time.
+    Every coroutine begins before any of them continues after its first wait. So all slots of a deterministic batcher that
+    they reserve at their beginning are reserved before the first batch.
     """
     async with task_group() as group:
         tasks = [group.create_task(one) for one in work]
@@ -37,14 +37,14 @@ async def gather_all(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 def run_to_completion(work: Coroutine[Any, Any, T]) -> T:
-    """``asyncio.run`` without the message that asyncio logs where an interrupt ends it.
+    """Does what ``asyncio.run`` does, without the message that asyncio logs after an interrupt.
 
-    What a signal's handler raises amid a task ends the event loop. The task that waits for that one then ends with the same
-    error, which nobody takes from it any more: asyncio logs "Task exception was never retrieved" with a long traceback, at
-    whatever moment the task is collected as garbage.
+    An exception that a signal handler raises inside a task ends the event loop. The task that awaited this one ends with the
+    same error, which nobody retrieves: asyncio would log "Task exception was never retrieved" with a long traceback at some
+    later moment, when the task is garbage-collected.
 
     Raises:
-        BaseException: whatever ``work`` raises.
+        BaseException: ``work`` raised it.
     """
 
     async def caught() -> tuple[T, None] | tuple[None, BaseException]:

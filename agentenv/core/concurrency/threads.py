@@ -1,8 +1,8 @@
-"""A pool of threads that nobody waits for at the end, and in which a call that hangs is replaced.
+"""A pool of daemon threads: the interpreter does not wait for them at exit, and a thread whose call hangs is replaced.
 
-The pool of the standard library fits calls that end: the interpreter waits for all its threads before it leaves, and a
-call that never returns keeps its place for ever. Here a call that waits for other episodes, with its deadline held, needs no
-place either: those that it waits for may still wait for a thread.
+The pool of the standard library assumes that calls end: the interpreter waits for all its threads at exit, and a call that
+never returns occupies its worker for ever. Here, also, a call that waits for other episodes (its deadline is held) occupies
+no worker, because the calls that it waits for may still need one.
 """
 
 import atexit
@@ -18,24 +18,24 @@ from agentenv.core.concurrency.deadlines import Hold, current_deadline
 from agentenv.core.concurrency.forks import in_forked_processes
 from agentenv.errors import EnvFault
 
-_GLANCE_S = 0.01  # between two looks at what still runs
-_SETTLE_S = 10.0  # for calls that run when the interpreter ends
+_POLL_S = 0.01  # seconds between two checks for running calls
+_EXIT_GRACE_S = 10.0  # time that running calls get when the interpreter exits
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 MAX_ABANDONED = 512
-"""Calls that may hang at a time in one pool; beyond that every further call is refused."""
+"""The largest number of abandoned calls in one pool. Beyond it, every further call is refused."""
 
 
 class _Call(Future[Any]):
-    """One call in a pool; cancelling it while it runs gives it up."""
+    """One call in a pool. Cancelling it while it runs abandons it."""
 
     def __init__(self, pool: "_Pool", run: Callable[[], Any]) -> None:
         super().__init__()
         self.run = run
         self.deadline = current_deadline()
-        self.hold = Hold(self.deadline)  # the wait for a free thread is nobody's fault
+        self.hold = Hold(self.deadline)  # the wait for a free thread does not count
         self._pool = pool
 
     def cancel(self) -> bool:
@@ -46,15 +46,15 @@ class _Call(Future[Any]):
         return cancelled
 
     def carry_out(self) -> None:
-        """Runs the function; the pool is told when it waits for others."""
+        """Runs the function. The pool learns when the function waits for others."""
         self.hold.end()
         if self.deadline is not None:
-            self.deadline.watch(self._look)
-            # The deadline may have been held before it was watched.
-            self._look()
+            self.deadline.watch(self._update_held)
+            # The deadline may have been held before the watcher was added.
+            self._update_held()
         try:
             result = self.run()
-        except StopIteration as error:  # a future refuses it, and its caller would wait for ever
+        except StopIteration as error:  # a future rejects StopIteration, and its caller would wait for ever
             self.set_exception(RuntimeError(f"StopIteration was raised: {error}"))
         except BaseException as error:
             self.set_exception(error)
@@ -62,23 +62,23 @@ class _Call(Future[Any]):
             self.set_result(result)
         finally:
             if self.deadline is not None:
-                self.deadline.unwatch(self._look)
+                self.deadline.unwatch(self._update_held)
 
-    def _look(self) -> None:
-        self._pool.look_at(self)
+    def _update_held(self) -> None:
+        self._pool.update_held(self)
 
 
 class _Pool:
-    """What the threads of a pool share; they hold this and not the executor, which may be collected."""
+    """The state of a pool that its threads share. They do not refer to the executor, so it can be garbage-collected."""
 
     def __init__(self, size: int, name: str, replaces: bool) -> None:
         self.abandoned = 0
         self._size, self._name, self._replaces = size, name, replaces
-        # Guards all that follows. It is never held while a call runs, nor while a deadline is moved.
+        # Guards all attributes below. It is never held while a call runs, nor while a deadline changes.
         self._ready = threading.Condition()
         self._waiting: deque[_Call] = deque()
         self._running: set[_Call] = set()
-        self._held: set[_Call] = set()  # of those that run, those that wait for others and need no place
+        self._held: set[_Call] = set()  # running calls that wait for others and occupy no worker
         self._threads = self._started = 0
         self._closed = False
 
@@ -92,31 +92,31 @@ class _Pool:
                 )
             self._waiting.append(call)
             try:
-                self._staff()
+                self._start_threads()
             except BaseException:
-                self._waiting.remove(call)  # the caller is told, and would not wait for it
+                self._waiting.remove(call)  # the caller gets the error and does not wait for the call
                 raise
 
     def give_up(self, call: _Call) -> None:
-        """Takes the thread of ``call`` out of the pool, if it still runs; another one takes its place."""
+        """Abandons ``call`` if it still runs: its thread leaves the pool, and a new one replaces it."""
         with self._ready:
             refused: list[_Call] = []
             if self._replaces and call in self._running:
                 self._leave(call)
                 self._threads -= 1
                 self.abandoned += 1
-                refused = self._staffed()
+                refused = self._start_threads_or_refuse()
         _refuse(refused)
 
-    def look_at(self, call: _Call) -> None:
-        """Takes note of whether ``call`` waits for others; another one has its place meanwhile."""
+    def update_held(self, call: _Call) -> None:
+        """Updates whether ``call`` waits for others. While it does, another call may run in its place."""
         with self._ready:
             if not self._replaces or call not in self._running or call.deadline is None:
                 return
             refused: list[_Call] = []
             if call.deadline.held:
                 self._held.add(call)
-                refused = self._staffed()
+                refused = self._start_threads_or_refuse()
             else:
                 self._held.discard(call)
         _refuse(refused)
@@ -127,48 +127,48 @@ class _Pool:
             self._ready.notify_all()
 
     def forget(self) -> None:
-        """Begins anew without threads: a forked process has none of them, and what they ran never ends there."""
-        self._ready = threading.Condition()  # one of the threads may have held the other one
+        """Resets the pool in a forked process, which has none of its threads and in which their calls would never end."""
+        self._ready = threading.Condition()  # a thread may have held the old one during the fork
         for calls in (self._waiting, self._running, self._held):
             calls.clear()
         self._threads = self.abandoned = 0
 
     @property
     def running(self) -> int:
-        """Calls that run and that nobody has given up."""
+        """Number of running calls that are not abandoned."""
         return len(self._running)
 
     @property
     def _free(self) -> int:
-        """Places for further calls."""
+        """Number of calls that may start now."""
         return self._size - len(self._running) + len(self._held)
 
-    def _staffed(self) -> "list[_Call]":
-        """Does what ``_staff`` does where no caller could be told of an error.
+    def _start_threads_or_refuse(self) -> "list[_Call]":
+        """Does what ``_start_threads`` does, for callers to whom no error can be raised.
 
         Returns:
-            The calls that are taken out of what waits, because the system gives no thread for them: their time stands still
-            until they begin, so that they would wait for ever.
+            The waiting calls, removed from the queue because no thread can be started for them. Their deadlines are held
+            until they begin, so they would otherwise wait for ever.
         """
         try:
-            self._staff()
+            self._start_threads()
         except RuntimeError:
             refused = [call for call in self._waiting if call.set_running_or_notify_cancel()]
             self._waiting.clear()
             return refused
         return []
 
-    def _staff(self) -> None:
-        """Wakes or starts threads for what waits, as far as there are places.
+    def _start_threads(self) -> None:
+        """Wakes or starts threads for the waiting calls, as far as the size of the pool allows.
 
         Raises:
-            RuntimeError: the system gives no thread; the next call tries again.
+            RuntimeError: the system cannot start a thread; the next call tries again.
         """
         wanted = min(len(self._waiting), self._free)
         if wanted <= 0:
             return
         self._ready.notify(wanted)
-        # A held call gives up its place and keeps its thread, so there may be more threads than places.
+        # A held call occupies no worker but keeps its thread, so there may be more threads than the size of the pool.
         while self._threads < len(self._running) + wanted:
             self._threads += 1
             self._started += 1
@@ -187,9 +187,9 @@ class _Pool:
         while (call := self._next()) is not None:
             call.carry_out()
             with self._ready:
-                # Under the lock, because `give_up` may come at the same moment: either the thread leaves or the call
-                # does, and never both.
-                if call not in self._running:  # it was given up, and this thread replaced
+                # The lock is needed because `give_up` may run at the same moment: either the call is finished or its thread
+                # leaves the pool, never both.
+                if call not in self._running:  # the call was abandoned, and this thread was replaced
                     self.abandoned -= self._replaces
                     return
                 self._leave(call)
@@ -203,46 +203,46 @@ class _Pool:
                         return None
                     self._ready.wait()
                 call = self._waiting.popleft()
-                # False for a call that was cancelled while it waited; its thread goes on with the next one.
+                # The result is False for a call that was cancelled while it waited; the thread then takes the next call.
                 if call.set_running_or_notify_cancel():
                     self._running.add(call)
                     return call
 
 
 def _refuse(calls: list[_Call]) -> None:
-    """Lets calls fail for which the system gives no thread; not under the lock of their pool."""
+    """Fails calls for which the system cannot start a thread. The lock of their pool must not be held."""
     for call in calls:
         call.hold.end()
         call.set_exception(EnvFault("the operating system could not start another thread for this call"))
 
 
 class DaemonThreads(ThreadPoolExecutor):
-    """At most ``size`` calls at a time, each in a daemon thread.
+    """Runs at most ``size`` calls at a time, each in a daemon thread.
 
     Args:
-        size: Threads, those of calls that were given up not counted.
-        name: How the names of the threads begin.
-        replaces: Whether cancelling a call that runs gives its thread up and lets another one take the place. Without it
-            the place is taken until the call returns.
+        size: The number of threads, not counting those of abandoned calls.
+        name: The prefix of the threads' names.
+        replaces: Whether cancelling a running call abandons its thread and starts another one in its place. Otherwise the
+            call occupies its worker until it returns.
     """
 
     def __init__(self, size: int, name: str, *, replaces: bool = True) -> None:
-        super().__init__(size, thread_name_prefix=name)  # an event loop takes no other kind of executor
+        super().__init__(size, thread_name_prefix=name)  # event loops accept only this type of executor
         self._pool = _Pool(size, name, replaces)
         _pools.add(self._pool)
         weakref.finalize(self, self._pool.close).atexit = False
 
     @property
     def abandoned(self) -> int:
-        """Calls that were given up and have not returned yet."""
+        """Number of abandoned calls that have not returned yet."""
         return self._pool.abandoned
 
     def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Runs ``function`` when a thread is free.
+        """Runs ``function`` as soon as a worker is free.
 
         Raises:
             EnvFault: too many calls of this pool hang.
-            RuntimeError: the system gives no thread, or the pool is closed.
+            RuntimeError: the system cannot start a thread, or the pool is closed.
         """
         call = _Call(self._pool, lambda: function(*args, **kwargs))
         try:
@@ -253,7 +253,7 @@ class DaemonThreads(ThreadPoolExecutor):
         return call
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Ends the threads as they become idle; nobody waits for them."""
+        """Ends the threads as they become idle, without waiting for them."""
         self._pool.close()
 
 
@@ -261,16 +261,16 @@ _pools: "weakref.WeakSet[_Pool]" = weakref.WeakSet()
 
 
 def in_time(seconds: float, work: Callable[[], T], threads: DaemonThreads | None = None) -> T:
-    """The result of ``work``, which runs in a daemon thread.
+    """Runs ``work`` in a daemon thread with a time limit, and returns its result.
 
     Args:
-        seconds: That it may take.
-        work: Takes no arguments.
-        threads: Where it runs; None starts a thread for it, which ends with it.
+        seconds: The time limit.
+        work: A function without arguments.
+        threads: The pool that runs it; None starts a thread for this call only.
 
     Raises:
-        TimeoutError: it took too long, and is left behind.
-        EnvFault: it raised what is no ``Exception``, such as ``SystemExit``.
+        TimeoutError: ``work`` took too long and was abandoned.
+        EnvFault: ``work`` raised something that is not an ``Exception``, such as ``SystemExit``.
     """
     pool = threads or DaemonThreads(1, "agentenv-in-time")
     call = pool.submit(work)
@@ -284,7 +284,7 @@ def in_time(seconds: float, work: Callable[[], T], threads: DaemonThreads | None
     except Exception:
         raise
     except BaseException as error:
-        if not call.done():  # the wait itself was interrupted
+        if not call.done():  # the wait was interrupted
             raise
         raise EnvFault(f"{type(error).__name__} was raised: {error}") from error
     finally:
@@ -293,13 +293,13 @@ def in_time(seconds: float, work: Callable[[], T], threads: DaemonThreads | None
 
 
 def wait_until_idle(seconds: float) -> bool:
-    """Waits so long for calls that run; whether none is left in any pool, those that were given up included.
+    """Waits up to ``seconds`` for running calls; returns whether none is left in any pool, abandoned ones included.
 
-    A daemon thread that is in native code when the interpreter ends may abort the process.
+    A daemon thread that runs native code while the interpreter exits may abort the process.
     """
     deadline = time.monotonic() + seconds
     while any(pool.running for pool in _pools) and time.monotonic() < deadline:
-        time.sleep(_GLANCE_S)
+        time.sleep(_POLL_S)
     return not any(pool.running or pool.abandoned for pool in _pools)
 
 
@@ -308,5 +308,5 @@ def _forget_all() -> None:
         pool.forget()
 
 
-atexit.register(wait_until_idle, _SETTLE_S)
+atexit.register(wait_until_idle, _EXIT_GRACE_S)
 in_forked_processes(_forget_all)

@@ -1,1 +1,1 @@
-"""Reading and writing files so that nothing half-written is ever left."""
+"""Reads and writes files such that no half-written file is ever left behind."""

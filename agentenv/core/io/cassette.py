@@ -1,7 +1,8 @@
-"""A cassette: calls and their replies in a file, recorded once and played back byte for byte.
+"""A cassette: a file of requests and replies, which are recorded once and replayed byte for byte.
 
-It serves any call whose request and reply are JSON: a search, a judge's verdict, a simulated page. The file is one JSON
-line a call after a header line; a line is complete or absent, so a killed recording loses at most its last call.
+It works for any call with a JSON request and a JSON reply: a search, a judge's verdict, a simulated page. The file has a
+header line and then one JSON line for each call. A line is complete or absent, so a killed recording loses its last call at
+most.
 """
 
 import json
@@ -18,15 +19,15 @@ FORMAT = 1
 
 
 class Cassette:
-    """Replies by request. A request has one reply, the first that was recorded; requests come in any order.
+    """Maps requests to replies. Only the first reply to a request is kept; requests may come in any order.
 
-    Make one with `replay` or `record`.
+    Create one with `replay` or `record`.
 
     Args:
-        path: the file.
-        about: what was recorded, from the header.
-        replies: text of each reply by the text of its request.
-        recording: whether new replies are written to the file.
+        path: The file.
+        about: What was recorded, from the header.
+        replies: The reply to each request, both as JSON text.
+        recording: Whether new replies are written to the file.
     """
 
     def __init__(
@@ -39,24 +40,24 @@ class Cassette:
 
     @classmethod
     def replay(cls, path: Path) -> Self:
-        """Opens a recorded file, which is never changed.
+        """Opens a recorded file for reading only.
 
         Raises:
-            ConfigurationError: there is no such file, or it is no cassette.
+            ConfigurationError: the file does not exist or is not a cassette.
         """
         about, replies, _ = _read(path)
         return cls(path, about, replies, recording=False)
 
     @classmethod
     def record(cls, path: Path, about: Mapping[str, Any]) -> Self:
-        """Opens a file to add to, or begins one.
+        """Opens a file to which calls are added, or creates it.
 
         Args:
-            path: the file.
-            about: what is recorded; a file that exists must be about the same.
+            path: The file.
+            about: What is recorded. An existing file must have the same header.
 
         Raises:
-            ConfigurationError: the file is about something else, is no cassette, or cannot be written.
+            ConfigurationError: the file has another header, is not a cassette, or cannot be written.
         """
         try:
             if not path.exists():
@@ -67,7 +68,7 @@ class Cassette:
                 raise ConfigurationError(
                     f"{path} was recorded from {_text(before)}, not from {_text(about)}; give another file."
                 )
-            # A killed recording left half a line; a whole file may be growing under another process.
+            # A killed recording left an incomplete line. A complete file may be growing, written by another process.
             if torn is not None:
                 os.truncate(path, torn)
             return cls(path, before, replies, recording=True)
@@ -81,10 +82,10 @@ class Cassette:
         return _text(request) in self._replies
 
     def find(self, request: Any) -> Any:
-        """The recorded reply.
+        """Returns the recorded reply.
 
         Raises:
-            CassetteMiss: the file does not hold this request.
+            CassetteMiss: this request was not recorded.
         """
         key = _text(request)
         if key not in self._replies:
@@ -94,7 +95,7 @@ class Cassette:
         return json.loads(self._replies[key])
 
     def add(self, request: Any, reply: Any) -> Any:
-        """Records a reply; returns what a replay will return, which is the earlier reply where there is one."""
+        """Records a reply; returns the reply that a replay will return, which is an earlier one if there is one."""
         if not self.recording:
             raise ConfigurationError(f"{self.path} was opened to be replayed and cannot record.")
         key, text = _text(request), json.dumps(reply, allow_nan=False)
@@ -104,10 +105,10 @@ class Cassette:
         return json.loads(self._replies[key])
 
     async def play(self, request: Any, ask: Callable[[], Awaitable[Any]] | None = None) -> Any:
-        """The recorded reply, or else what ``ask`` returns, recorded.
+        """Returns the recorded reply; otherwise calls ``ask``, records its result and returns it.
 
         Raises:
-            CassetteMiss: no such request is recorded and there is nobody to ask.
+            CassetteMiss: the request was not recorded and ``ask`` is None.
         """
         if ask is None or request in self:
             return self.find(request)
@@ -115,7 +116,7 @@ class Cassette:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, str], int | None]:
-    """What the file is about, its replies by request, and where half a last line begins; None where there is none."""
+    """Returns the header, the replies by request, and the offset of an incomplete last line (None without one)."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -134,7 +135,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, str], int | None]:
             raise
         raise ConfigurationError(f"{path} is no cassette: its first line is {_shown(head)}.") from error
     replies: dict[str, str] = {}
-    for number, line in enumerate(lines[:-1], start=2):  # after the last newline nothing is left
+    for number, line in enumerate(lines[:-1], start=2):  # the part after the last newline is empty
         try:
             record = _value(line)
             replies.setdefault(_text(record["request"]), json.dumps(record["reply"]))
@@ -144,16 +145,16 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, str], int | None]:
 
 
 def _value(line: bytes) -> Any:
-    """What a line holds. It is written in ASCII, and may have been written otherwise by hand.
+    """Parses a line, which is ASCII if this module wrote it, but a person may have edited it.
 
     Raises:
-        ValueError: it is no JSON in UTF-8.
+        ValueError: the line is not JSON in UTF-8.
     """
     return json.loads(utf8_text(line))
 
 
 def _shown(line: bytes) -> str:
-    """How an error shows a line, with what is wrong where that is no text."""
+    """Returns a line for an error message, with the decoding error if it is not text."""
     try:
         return repr(utf8_text(line)[:60])
     except ValueError as error:
@@ -161,7 +162,7 @@ def _shown(line: bytes) -> str:
 
 
 def _text(value: Any) -> str:
-    """The one spelling of a request: keys sorted, nothing but ASCII, so that any character survives."""
+    """Writes a request in its canonical form: sorted keys and only ASCII, so that any character survives."""
     return json.dumps(value, sort_keys=True, allow_nan=False)
 
 

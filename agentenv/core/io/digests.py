@@ -1,8 +1,8 @@
-"""Digests of content: two files, folders or values are the same where their digests are, whatever their names and dates.
+"""Digests of content: files, folders or values with equal content have equal digests, whatever their names and dates.
 
-A file of up to ``WHOLE`` bytes is read whole. Of a larger one, which only indexes of many millions of vectors are, the size
-and ``WHOLE`` bytes in blocks spread evenly over it are read, the first and the last block among them: such a digest notices
-an index that was built anew, and not every single changed byte.
+A file of up to ``WHOLE`` bytes is read completely. Of a larger one (only indexes of many millions of vectors are larger),
+the digest covers the size and ``WHOLE`` bytes in evenly spaced blocks, including the first and the last. Such a digest
+detects a rebuilt index, but not every single changed byte.
 """
 
 import dataclasses
@@ -18,18 +18,18 @@ WHOLE = 8 << 30
 _BLOCK = 1 << 20
 
 PathState = tuple[tuple[str | int, ...], ...]
-"""For each file its path, device, inode, size, and the times (ns) of the last change of content and of metadata."""
+"""For each file: path, device, inode, size, and the times (ns) of the last change of content and of metadata."""
 
 
 def file_digest(path: Path, *, whole: int = WHOLE) -> str:
-    """SHA-256 of a file's content, in hexadecimal digits.
+    """Returns the SHA-256 of a file's content in hexadecimal digits.
 
     Args:
         path: The file.
-        whole: Bytes up to which a file is read whole.
+        whole: Files up to this number of bytes are read completely.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     with path.open("rb") as file:
         size = path.stat().st_size
@@ -44,7 +44,7 @@ def file_digest(path: Path, *, whole: int = WHOLE) -> str:
 
 
 def file_digests(folder: Path, *, whole: int = WHOLE) -> dict[str, str]:
-    """The digest of every file below ``folder`` by its relative path; hidden files and folders are left out."""
+    """Returns the digest of every file below ``folder`` by its relative path. Hidden files and folders are left out."""
     paths = (path for path in folder.rglob("*") if path.is_file())
     inner = {path.relative_to(folder): path for path in paths}
     visible = {name: path for name, path in inner.items() if not any(p.startswith(".") for p in name.parts)}
@@ -52,10 +52,10 @@ def file_digests(folder: Path, *, whole: int = WHOLE) -> dict[str, str]:
 
 
 def path_digest(path: Path) -> str:
-    """One digest of a file's content, or of the names and contents of all files below a folder.
+    """Returns one digest of a file's content, or of the names and contents of all files below a folder.
 
     Raises:
-        OSError: it is neither, or cannot be read.
+        OSError: it is neither a file nor a folder, or cannot be read.
     """
     if path.is_dir():
         return value_digest(file_digests(path))
@@ -63,14 +63,14 @@ def path_digest(path: Path) -> str:
 
 
 def path_state(path: Path) -> PathState:
-    """What tells a file, or the files below a folder, from those that stood there before; empty where there is nothing.
+    """Returns what changes when a file, or a file below a folder, is replaced; empty if nothing exists.
 
-    Nothing is read: a cache may compare it each time it is asked.
+    No content is read, so a cache may compare this state at every access.
     """
     inside = sorted(path.rglob("*")) if path.is_dir() else [path]
     states: list[tuple[str | int, ...]] = []
     for one in inside:
-        with suppress(OSError):  # there is nothing, or it has just been removed
+        with suppress(OSError):  # it does not exist, or has just been removed
             found = one.stat()
             if stat.S_ISREG(found.st_mode):
                 times = (found.st_mtime_ns, found.st_ctime_ns)
@@ -79,17 +79,17 @@ def path_state(path: Path) -> PathState:
 
 
 def value_digest(value: Any) -> str:
-    """SHA-256 of a value: text, numbers, bytes, lists, mappings and data classes of these, equal ones in every process.
+    """Returns the SHA-256 of a value made of text, numbers, bytes, lists, mappings and data classes.
 
-    A path stands for the content of what lies there, because tasks may name files in a temporary folder. Another object says
-    by a method ``digest_members`` what it holds.
+    Equal values have equal digests in every process. A path is replaced by the digest of its content, because tasks may name
+    files in a temporary folder. Any other object provides its content by a method ``digest_members``.
     """
     text = json.dumps(value, default=_plain, sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _plain(value: Any) -> Any:
-    """A value that JSON does not know as one that it does; of an unknown object no more than its type is known."""
+    """Converts a value that JSON does not support to one that it does; of an unknown object, only its type is used."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):

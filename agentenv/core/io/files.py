@@ -1,7 +1,7 @@
-"""Output that is complete or absent: whatever the package renames into place is written through this module.
+"""Writes output files atomically: they are complete or absent. All output of the package that is renamed is written here.
 
-A rename alone does not survive a power failure: the name can reach the disk before the bytes do, which leaves an empty file
-under a good name. So every file is flushed to the disk before it is renamed, and its folder after.
+A rename alone does not survive a power failure: the new name can reach the disk before the content, which leaves an empty
+file. So every file is flushed to the disk before it is renamed, and its folder afterwards.
 """
 
 import contextlib
@@ -14,21 +14,21 @@ import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from agentenv.core.io.claims import claim, require_place
+from agentenv.core.io.claims import claim, require_claimed_folder
 from agentenv.errors import AgentEnvError, ConfigurationError
 
 _PART = ".part"
 _OLD = ".old"
-_GONE = ".gone"
-# Libraries written in Rust, such as safetensors, name an errno so.
+_DISCARDED = ".gone"
+# The format in which libraries written in Rust, such as safetensors, write an errno.
 _ERRNO = re.compile(r"\(os error (\d+)\)")
-_LISTED = re.compile(r"\[Errno (\d+)\]")  # what went wrong with each file of a tree that shutil copied
+_LISTED = re.compile(r"\[Errno (\d+)\]")  # an entry of the error list of shutil.copytree
 _SQLITE = {8: errno.EROFS, 10: errno.EIO, 13: errno.ENOSPC, 14: errno.EACCES}
-"""System errors by SQLite's result code: READONLY, IOERR, FULL, CANTOPEN (sqlite.org/rescode.html)."""
+"""System errors by SQLite's result codes READONLY, IOERR, FULL and CANTOPEN (sqlite.org/rescode.html)."""
 
 
 def sync(path: Path) -> None:
-    """Waits until the file or folder ``path`` is on the disk. Windows opens no folder, and flushes what is written alone."""
+    """Waits until the file or folder ``path`` is on the disk. Windows cannot open folders, and flushes only open files."""
     windows = sys.platform == "win32"
     if windows and path.is_dir():
         return
@@ -40,7 +40,7 @@ def sync(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Waits until every file below ``folder`` is on the disk, and the folders too."""
+    """Waits until all files and folders below ``folder`` are on the disk."""
     for inner in sorted(folder.rglob("*"), reverse=True):
         if not inner.is_symlink():
             sync(inner)
@@ -48,7 +48,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def put_in_place(part: Path, path: Path) -> None:
-    """Renames the finished file ``part`` to ``path``, replacing what stands there, and waits until both are on the disk."""
+    """Renames the finished file ``part`` to ``path``, replacing an existing file; waits until both are on the disk."""
     sync(part)
     part.replace(path)
     sync(path.parent)
@@ -56,20 +56,20 @@ def put_in_place(part: Path, path: Path) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields the path of a sibling to write; it becomes ``path`` when the block ends well, and vanishes otherwise.
+    """Yields the path of a temporary file beside ``path``, which replaces ``path`` if the block succeeds.
 
     Args:
-        path: The file; its folder exists.
+        path: The file. Its folder has to exist.
 
     Raises:
-        OSError: it cannot be written, because the disk is full for example, or because it lies in a claimed folder that was
-            removed; ``path`` is then what it was before.
+        OSError: it cannot be written, for example because the disk is full or its claimed folder was removed. ``path`` is
+            then unchanged.
     """
-    require_place(path)
+    require_claimed_folder(path)
     part = path.with_name(path.name + _PART)
-    with _named(path, part), contextlib.ExitStack() as stack:
+    with _naming_target(path, part), contextlib.ExitStack() as stack:
         try:
-            part = stack.enter_context(_written_alone(part))
+            part = stack.enter_context(_exclusive_part(part))
             with os_errors():
                 yield part
             put_in_place(part, path)
@@ -80,8 +80,8 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _named(path: Path, part: Path) -> Iterator[None]:
-    """Within the block an error that names ``part``, or something in it, names ``path`` instead, which the user knows."""
+def _naming_target(path: Path, part: Path) -> Iterator[None]:
+    """Within the block, errors that name ``part`` or a file in it name ``path`` instead, because the user knows that."""
     try:
         yield
     except OSError as error:
@@ -91,43 +91,44 @@ def _named(path: Path, part: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _written_alone(part: Path) -> Iterator[Path]:
-    """Yields ``part``, made or left by a dead process, or another sibling where somebody else writes it.
+def _exclusive_part(part: Path) -> Iterator[Path]:
+    """Yields ``part`` if no other process is writing it, and otherwise another temporary name.
 
-    Of two who write the same name at once the second would go on writing into what the first has renamed into place.
+    If two processes wrote to the same name, the second would continue in the file that the first has already renamed.
     """
     with contextlib.ExitStack() as stack:
         os.close(os.open(part, os.O_RDWR | os.O_CREAT, 0o666))
         try:
             stack.enter_context(claim(part, f"{part} is being written"))
-        except (ConfigurationError, FileNotFoundError):  # somebody writes it, or has just renamed it
+        # another process is writing it, or has just renamed it
+        except (ConfigurationError, FileNotFoundError):
             part = part.with_name(f"{part.stem}.{os.getpid()}-{threading.get_ident()}{_PART}")
         yield part
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes or replaces a file of UTF-8 text, whole or not at all."""
+    """Writes or replaces a file of UTF-8 text atomically."""
     with replacing(path) as part:
         part.write_text(text, encoding="utf-8")
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Writes or replaces a file, whole or not at all."""
+    """Writes or replaces a file atomically."""
     with replacing(path) as part:
         part.write_bytes(content)
 
 
 def append_lines(path: Path, lines: Iterable[str]) -> None:
-    """Adds lines, each without its end of line, to a log, and waits until they are on the disk.
+    """Appends lines (without their line ends) to a log, and waits until they are on the disk.
 
-    What a full disk left of them is taken back, so that the next line does not grow onto half of one.
+    If the disk is full, a partial line is removed again, so that the next line does not continue it.
 
     Raises:
         OSError: they cannot be written.
     """
-    require_place(path)
+    require_claimed_folder(path)
     new = not path.exists()
-    with path.open("ab", buffering=0) as file:  # a buffer writes what is left in it when it is closed
+    with path.open("ab", buffering=0) as file:  # a buffer would write its rest when closed
         before = file.tell()
         try:
             rest = memoryview("".join(f"{line}\n" for line in lines).encode())
@@ -144,35 +145,35 @@ def append_lines(path: Path, lines: Iterable[str]) -> None:
 
 @contextlib.contextmanager
 def new_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
-    """Yields an empty sibling folder to fill; it becomes ``path`` when the block ends well, and vanishes otherwise.
+    """Yields an empty temporary folder beside ``path``, which becomes ``path`` if the block succeeds.
 
     Args:
-        path: The folder.
-        replace: Whether whatever stands at ``path`` goes. It is moved aside before, because a folder cannot be renamed over
-            another; ``recover_folder`` brings it back where the process was killed between the two renames.
+        path: The folder to create.
+        replace: Whether an existing ``path`` is replaced. It is renamed first, because a folder cannot be renamed over
+            another one. If the process is killed between the two renames, ``recover_folder`` restores it.
 
     Raises:
-        OSError: it cannot be written, or is there already; ``path`` is then what it was before.
+        OSError: the folder cannot be written, or exists already. ``path`` is then unchanged.
         ConfigurationError: another process is filling it, or it is given as ``.`` or ``/``.
     """
     if not path.name:
         raise ConfigurationError(
             f"{str(path)!r} does not end in a name, so it cannot be replaced as a whole; give the folder by its name"
         )
-    require_place(path)
+    require_claimed_folder(path)
     part = path.with_name(path.name + _PART)
     if not replace and path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
-    with _named(path, part), _filled(part, path, replace=replace):
+    with _naming_target(path, part), _part_folder(part, path, replace=replace):
         yield part
 
 
 @contextlib.contextmanager
-def _filled(part: Path, path: Path, *, replace: bool) -> Iterator[None]:
-    """Makes ``part`` anew for this process alone, and puts it in place of ``path`` when the block ends well."""
+def _part_folder(part: Path, path: Path, *, replace: bool) -> Iterator[None]:
+    """Creates ``part`` for this process alone, and renames it to ``path`` if the block succeeds."""
     taken = f"another process is writing {path}: wait for it, or choose another name"
     if part.is_dir():
-        with claim(part, taken):  # the process that left it is dead
+        with claim(part, taken):  # its former owner is dead
             remove(part)
     else:
         remove(part)
@@ -181,7 +182,7 @@ def _filled(part: Path, path: Path, *, replace: bool) -> Iterator[None]:
     part.parent.mkdir(parents=True, exist_ok=True)
     try:
         part.mkdir()
-    except FileExistsError as error:  # somebody else has begun meanwhile
+    except FileExistsError as error:  # another process has begun meanwhile
         raise ConfigurationError(taken) from error
     with claim(part, taken):
         try:
@@ -200,8 +201,8 @@ def _filled(part: Path, path: Path, *, replace: bool) -> Iterator[None]:
 
 
 def recover_folder(path: Path) -> None:
-    """Repairs what a killed process left: the older folder is restored or removed, and a discarded one removed."""
-    remove(path.with_name(path.name + _GONE))
+    """Repairs what a killed process left behind: restores or removes the renamed old folder, removes a discarded one."""
+    remove(path.with_name(path.name + _DISCARDED))
     old = path.with_name(path.name + _OLD)
     if old.exists() and not path.exists():
         old.rename(path)
@@ -210,22 +211,22 @@ def recover_folder(path: Path) -> None:
 
 
 def discard_folder(path: Path) -> None:
-    """Removes a folder so that no half of it is ever left under its name, nor brought back by ``recover_folder``."""
+    """Removes a folder such that no partial folder is left under its name, nor restored by ``recover_folder``."""
     recover_folder(path)
     if path.exists():
-        going = path.with_name(path.name + _GONE)
+        going = path.with_name(path.name + _DISCARDED)
         path.rename(going)
         remove(going)
 
 
 def recover_folders(parent: Path, pattern: str) -> None:
-    """``recover_folder`` for the folders in ``parent`` of names like ``pattern`` that a killed process has left halfway."""
-    for left in [*parent.glob(pattern + _OLD), *parent.glob(pattern + _GONE)]:
+    """Calls ``recover_folder`` for folders in ``parent`` that match ``pattern`` and that a killed process left behind."""
+    for left in [*parent.glob(pattern + _OLD), *parent.glob(pattern + _DISCARDED)]:
         recover_folder(left.with_suffix(""))
 
 
 def remove(path: Path) -> None:
-    """Removes a file, or a folder with all that is in it; nothing where there is neither."""
+    """Removes a file, or a folder with its content; does nothing if neither exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -234,10 +235,10 @@ def remove(path: Path) -> None:
 
 @contextlib.contextmanager
 def os_errors() -> Iterator[None]:
-    """Turns the error of a library that failed at a system call into the ``OSError`` that it stands for.
+    """Converts the error of a library whose system call failed to the corresponding ``OSError``.
 
-    safetensors and SQLite report a full disk as exceptions of their own, which would reach the user as a traceback, and
-    shutil as a list with an entry for each file. An error of agentenv says already what failed, which may be another file.
+    safetensors and SQLite report a full disk as their own exceptions, which would reach the user as a traceback, and shutil
+    reports a list of errors for each file. Errors of agentenv are unchanged, because they already say what failed.
     """
     try:
         yield
@@ -253,7 +254,7 @@ def os_errors() -> Iterator[None]:
             number = int(found[1]) if found else _SQLITE[code]
             raise OSError(number, os.strerror(number)) from error
         cause: BaseException | None = error
-        while cause is not None:  # torch fails once more while it closes the archive that it could not write
+        while cause is not None:  # torch raises a second error when it closes the failed archive
             if isinstance(cause, OSError):
                 raise OSError(cause.errno, cause.strerror) from error
             cause = cause.__cause__ or cause.__context__

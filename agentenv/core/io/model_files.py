@@ -1,8 +1,8 @@
-"""What a folder with a model may hold before any library opens it: settings and weights, and nothing that is executed.
+"""Checks a model folder before any library opens it: it may contain settings and weights, but nothing that is executed.
 
-The folder may come from somebody else. Libraries of models import classes that a settings file names, load compiled kernels
-that it names, and unpickle weights; each of these runs code. This check reads the settings itself and refuses first, so that
-it does not depend on the version of a library.
+The folder may come from another author. Model libraries import classes and load compiled kernels that a settings file names,
+and unpickle weights; each of these can run code. This check reads the settings itself and refuses them first, so it does not
+depend on a library's version.
 """
 
 import json
@@ -16,7 +16,7 @@ from agentenv.core.io.weight_digests import check_weight_digests
 from agentenv.errors import CheckpointMismatch
 
 LOCAL = {"local_files_only": True, "trust_remote_code": False}
-"""How every library is asked to open a folder: without the network, and without a question whether code may run."""
+"""Arguments with which every library opens a folder: without the network, and without running code from the folder."""
 MODULES = "modules.json"
 ADAPTER_CONFIG = "adapter_config.json"
 _MODULE_TYPES = re.compile(
@@ -26,12 +26,12 @@ _MODULE_TYPES = re.compile(
 _ACTIVATION = re.compile(
     r"torch\.nn(\.modules)?\.(activation|linear)\.[A-Za-z]+|torch\.nn\.[A-Z][A-Za-z]+|\w+"
 )
-"""A class of torch, which sentence-transformers imports, or a word such as ``gelu_new`` of GPT-2, which names no module."""
+"""Matches a class of torch, which sentence-transformers imports, or a plain word such as ``gelu_new`` of GPT-2."""
 _CLASS_KEYS = ("activation_function", "activation_fn", "sbert_ce_default_activation_function")
 _KERNEL_KEYS = ("attn_implementation", "_attn_implementation", "experts_implementation")
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".h5", ".msgpack")
 _READ_FIRST = ("model.safetensors", "model.safetensors.index.json")
-"""Where libraries look for weights before they look for pickled ones: in one file, and in several."""
+"""Weight files that libraries prefer to pickled ones: a single file, or the index of several."""
 _LORA_NUMBERS = {"alpha_pattern", "layers_to_transform", "lora_alpha", "lora_dropout", "r", "rank_pattern"}
 _LORA_SWITCHES = {"fan_in_fan_out", "inference_mode", "lora_bias", "use_dora", "use_rslora"}
 _LORA_LAYERS = {"exclude_modules", "layers_pattern", "modules_to_save", "target_modules"}
@@ -44,18 +44,18 @@ _LORA_NAMES = {
     "revision",
     "task_type",
 }
-# `megatron_config` does not stand here, because it is refused.
+# `megatron_config` is missing here because it is refused.
 _LORA_UNREAD = {"auto_mapping", "megatron_core", "qalora_group_size"}
 _LORA_KEYS = _LORA_NUMBERS | _LORA_SWITCHES | _LORA_LAYERS | _LORA_NAMES | _LORA_UNREAD
-"""What an adapter may set; other settings of peft name modules to import or files to open."""
+"""The settings that an adapter may have. Other settings of peft name modules to import or files to open."""
 _LAYERS = re.compile(r"[\w.]*|all-linear")
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """The JSON object in a settings file.
+    """Returns the JSON object in a settings file.
 
     Raises:
-        CheckpointMismatch: it holds something else.
+        CheckpointMismatch: the file contains something else.
     """
     found = _parsed(path)
     if not isinstance(found, dict):
@@ -71,14 +71,14 @@ def _parsed(path: Path) -> Any:
 
 
 def check_model_folder(named: Path, folder: Path) -> None:
-    """Refuses a folder that is not there, which the libraries would look for on the network.
+    """Raises an error if a folder does not exist. The libraries would otherwise search for it on the network.
 
     Args:
-        named: What the user named: the folder, or that of an adapter for its model.
-        folder: Of the model.
+        named: The folder that the user named: the model, or an adapter that refers to it.
+        folder: The folder of the model.
 
     Raises:
-        CheckpointMismatch: it is not there.
+        CheckpointMismatch: the folder does not exist.
     """
     if not folder.is_dir():
         raise CheckpointMismatch(
@@ -88,11 +88,11 @@ def check_model_folder(named: Path, folder: Path) -> None:
 
 
 def check_model_files(folder: Path) -> None:
-    """Looks at the settings and the weights in ``folder`` and in the folders of its modules.
+    """Checks the settings and the weights in ``folder`` and in the folders of its modules.
 
     Raises:
-        CheckpointMismatch: a settings file names code to run or is damaged, or the weights are pickled, are not those that
-            were written there, or have an adapter beside them.
+        CheckpointMismatch: a settings file names code to run or is damaged, or the weights are pickled, differ from their
+            recorded digests, or have an adapter beside them.
     """
     parts = [folder, *_module_folders(folder)]
     for part in parts:
@@ -105,12 +105,12 @@ def check_model_files(folder: Path) -> None:
 
 
 def _check_weights(part: Path) -> None:
-    """Refuses what a library would read in place of a whole model, or where there is none in safetensors beside it.
+    """Checks that the weights are in safetensors files under the names that libraries load first.
 
     Raises:
-        CheckpointMismatch: the weights are pickled or named elsewhere, or an adapter lies among them.
+        CheckpointMismatch: the weights are pickled or have other names, or an adapter is beside them.
     """
-    # Of any other name the libraries would not see them, and take the pickled ones.
+    # Libraries would ignore weights of any other name, and load the pickled ones.
     pickled = sorted(path for path in part.iterdir() if path.suffix in _PICKLED)
     if pickled and not any((part / name).is_file() for name in _READ_FIRST):
         raise CheckpointMismatch(
@@ -121,7 +121,7 @@ def _check_weights(part: Path) -> None:
         for name in names.values() if isinstance(names, dict) else [names]:
             if not isinstance(name, str) or not is_folder_name(name):
                 raise CheckpointMismatch(f"{path} names {name!r:.80}, which is no file beside it")
-    # Its base and its settings are looked at where it is named itself; a library takes it up unasked and unchecked.
+    # An adapter's base model and settings are checked only if the adapter itself is named, but libraries load it silently.
     if (part / ADAPTER_CONFIG).is_file():
         raise CheckpointMismatch(
             f"{part} holds an adapter ({ADAPTER_CONFIG}) where a whole model is needed; merge it into its base, or delete "
@@ -130,11 +130,11 @@ def _check_weights(part: Path) -> None:
 
 
 def check_adapter_files(folder: Path) -> dict[str, Any]:
-    """The settings of the LoRA adapter in ``folder``, after a look at them.
+    """Checks the LoRA adapter in ``folder`` and returns its settings.
 
     Raises:
-        CheckpointMismatch: it is another kind of adapter, a setting names code, a file or a pattern, or the weights are not
-            those that were written there.
+        CheckpointMismatch: it is another kind of adapter, a setting names code, a file or a pattern, or the weights differ
+            from their recorded digests.
     """
     check_weight_digests(folder)
     path = folder / ADAPTER_CONFIG
@@ -161,7 +161,7 @@ def check_adapter_files(folder: Path) -> dict[str, Any]:
 
 
 def _module_folders(folder: Path) -> Iterator[Path]:
-    """The folders of the modules of a sentence encoder, each within ``folder``."""
+    """Yields the folders of the modules of a sentence encoder, each of which is within ``folder``."""
     path = folder / MODULES
     if not path.is_file():
         return
@@ -178,7 +178,7 @@ def _module_folders(folder: Path) -> Iterator[Path]:
         try:
             outside = not inner.resolve().is_relative_to(folder.resolve())
             found = inner.is_dir()
-        except (OSError, ValueError) as error:  # no name that a file system takes
+        except (OSError, ValueError) as error:  # not a valid file name
             raise CheckpointMismatch(
                 f"{path} names the folder {place!r:.80}, which is no valid name of a folder"
             ) from error
@@ -189,7 +189,7 @@ def _module_folders(folder: Path) -> Iterator[Path]:
 
 
 def _check_values(path: Path, values: Any) -> None:
-    """Refuses names of classes, of kernels and of code anywhere in the settings."""
+    """Raises an error if the settings name a class, a kernel or code, at any depth."""
     for key, value in _items(values):
         if key in _CLASS_KEYS and isinstance(value, str) and not _ACTIVATION.fullmatch(value):
             raise CheckpointMismatch(f"{path}: {key} names {value!r:.80}, which is no activation of torch")

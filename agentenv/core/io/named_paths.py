@@ -1,4 +1,4 @@
-"""Which files and folders the values of settings name: a value may be any other text as well, of any length."""
+"""Decides which files and folders the values of settings refer to. A value may also be any other text, of any length."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 MODEL_CARD = "config.json"
-"""The file by which a folder is known as that of a model."""
+"""The file that identifies a folder as that of a model."""
 
 
 def existing_path(text: str) -> Path | None:
-    """The file or folder called ``text``; None where nothing is, as of a prompt that is longer than any name can be."""
+    """Returns the file or folder called ``text``; None if none exists, as for a prompt too long to be a file name."""
     with suppress(OSError, ValueError):
         path = Path(text)
         if text and path.exists():
@@ -19,21 +19,21 @@ def existing_path(text: str) -> Path | None:
 
 
 def is_folder_name(name: str) -> bool:
-    """Whether ``name`` names a folder within another one, and nothing outside of it."""
+    """Whether ``name`` is the name of a folder directly within another one, and not a path that leads out of it."""
     return bool(name) and Path(name).name == name and name != ".." and "\0" not in name
 
 
 def is_existing_file(text: str) -> bool:
-    """Whether a file is called ``text``; a socket, a pipe or a device is none."""
+    """Whether ``text`` names an existing regular file, and not a socket, a pipe or a device."""
     path = existing_path(text)
     return path is not None and path.is_file()
 
 
 def named_content(text: str) -> Path | None:
-    """The file, or the folder of a model, that ``text`` names, whole or behind its first or last colon; None without one.
+    """Returns the file or model folder that ``text``, or its part after the first or last colon, names; None without one.
 
-    A word that is the name of a file by chance is none: a file has a slash or a dot in what it is called. Neither the
-    current folder nor one above it is a model, and folders without a model are not looked at: one may be written to.
+    A file name counts only if it contains a slash or a dot, because a word may equal a file name by chance. The current
+    folder and its parents do not count as models. Folders without a model are ignored, because they may be outputs.
     """
     for name in (text, text.partition(":")[2], text.rpartition(":")[2]):
         path = existing_path(name)
@@ -50,13 +50,13 @@ def _is_model(folder: Path) -> bool:
     here = Path.cwd()
     if folder.resolve() in (here, *here.parents):
         return False
-    with suppress(OSError):  # a folder that may not be entered
+    with suppress(OSError):  # the folder may be inaccessible
         return (folder / MODEL_CARD).is_file()
     return False
 
 
 def texts_in(table: Any, above: str = "") -> Iterator[tuple[str, str]]:
-    """Every text of ``table``, with the keys and places that lead to it and dots between them."""
+    """Yields every text in ``table``, with the keys and indices that lead to it, joined by dots."""
     if isinstance(table, str):
         yield above, table
         return

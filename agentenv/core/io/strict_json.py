@@ -1,23 +1,23 @@
-"""JSON from files of others: what is no JSON, nested too deeply, or no text is one kind of error."""
+"""Reads JSON from files of other authors. All problems (no JSON, too deep nesting, invalid text) raise the same error."""
 
 import json
 import re
 from collections import Counter
 from typing import Any
 
-_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # the escape of one half of a surrogate pair, or of both
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # the escape of a surrogate
 
 
 def read_json_text(text: str | bytes, *, distinct: bool = False) -> Any:
-    """The value that ``text`` holds.
+    """Parses a JSON text.
 
     Args:
-        text: one JSON value; bytes are UTF-8.
-        distinct: refuses an object that has a name twice, of which only the last would be read.
+        text: One JSON value. Bytes are UTF-8.
+        distinct: Whether an object with a repeated key is refused. Otherwise only its last value is used.
 
     Raises:
-        ValueError: it is no JSON, is nested too deeply to be read, or holds half of a surrogate pair, which is no text and
-            can be written to no file; the message says which, in words that go behind "because".
+        ValueError: the text is not JSON, is nested too deeply, or contains a lone surrogate, which cannot be written to a
+            file. The message fits after the word "because".
     """
     plain = text if isinstance(text, str) else utf8_text(text)
     try:
@@ -36,10 +36,10 @@ def read_json_text(text: str | bytes, *, distinct: bool = False) -> Any:
 
 
 def utf8_text(text: bytes) -> str:
-    """``text`` decoded.
+    """Decodes ``text``.
 
     Raises:
-        ValueError: it is no UTF-8; the message says where, in words that go behind "because".
+        ValueError: it is not UTF-8. The message says where, and fits after the word "because".
     """
     try:
         return text.decode("utf-8-sig")

@@ -1,4 +1,4 @@
-"""Tables of separated values and lines of records: opened, also compressed, and why a file cannot be read."""
+"""Opens files of text, tables and JSON lines, also compressed ones, and explains why a file cannot be read."""
 
 import csv
 import gzip
@@ -9,53 +9,53 @@ from pathlib import Path
 from typing import TextIO, cast
 
 UTF_8 = "utf-8-sig"
-"""UTF-8 as people's files hold it: the byte order mark that spreadsheets and editors write first is no part of the text."""
-_FREE_BYTES, _MOST_TIMES = 1 << 28, 200
-"""A file may unpack to so many bytes, or to so many times its size: texts take a fifth to a fiftieth when packed, and a file
-that was made to fill the memory a thousandth."""
+"""UTF-8 that skips a byte order mark, which spreadsheets and editors write at the beginning of a file."""
+_ALWAYS_ALLOWED_BYTES, _MOST_RATIO = 1 << 28, 200
+"""A file may unpack to ``_ALWAYS_ALLOWED_BYTES``, or to ``_MOST_RATIO`` times its size. Compression shrinks real text to
+between a fifth and a fiftieth of its size, and a decompression bomb to about a thousandth."""
 
 
-class _Unpacked(gzip.GzipFile):
-    """What a file of gzip holds, up to a bound."""
+class _BoundedGzipFile(gzip.GzipFile):
+    """A gzip file that may unpack only to a limited size."""
 
     most: int
-    """Bytes that may be unpacked."""
+    """The largest number of unpacked bytes."""
 
     def read1(self, size: int = -1) -> bytes:
-        """The next bytes; `io.TextIOWrapper` reads by this alone."""
+        """Reads the next bytes. `io.TextIOWrapper` uses only this method."""
         try:
             read = super().read1(size)
         except (EOFError, zlib.error) as error:
             raise gzip.BadGzipFile(str(error)) from error
         if self.tell() > self.most:
             raise gzip.BadGzipFile(
-                f"it unpacks to more than {self.most >> 20:,} MiB, {_MOST_TIMES} times its size"
+                f"it unpacks to more than {self.most >> 20:,} MiB, {_MOST_RATIO} times its size"
             )
         return read
 
 
 def open_text(path: Path, *, newline: str | None = None) -> TextIO:
-    """The text of a file in UTF-8, which is decompressed where its name ends in ``.gz``.
+    """Opens a UTF-8 text file, and decompresses it if its name ends in ``.gz``.
 
     Args:
-        path: The file; it may begin with a byte order mark, which is left out.
-        newline: As of `open`; "" keeps line ends as they are, of which a quoted field of a table may hold some.
+        path: The file. A byte order mark at its beginning is skipped.
+        newline: As in `open`; "" preserves line ends, which quoted fields of a table may contain.
 
     Raises:
-        OSError: it cannot be opened. Reading raises one too, where a file unpacks to far more than texts do.
+        OSError: the file cannot be opened. Reading also raises it if a file unpacks to far more than real text does.
     """
     if path.suffix == ".gz":
-        packed = _Unpacked(path, "rb")
-        size = path.stat().st_size if path.is_file() else sys.maxsize  # of a pipe nobody knows it
-        packed.most = max(_FREE_BYTES, _MOST_TIMES * size)
+        packed = _BoundedGzipFile(path, "rb")
+        size = path.stat().st_size if path.is_file() else sys.maxsize  # the size of a pipe is unknown
+        packed.most = max(_ALWAYS_ALLOWED_BYTES, _MOST_RATIO * size)
         return cast(TextIO, io.TextIOWrapper(packed, encoding=UTF_8, newline=newline))
     return path.open(encoding=UTF_8, newline=newline)
 
 
 def reason_of(error: Exception) -> str:
-    """What ``error`` of a file says without its number and the name of the file, which stand in the sentence around it.
+    """Returns the message of a file's error without its number and file name, which the caller's sentence contains.
 
-    Of a field of a table that is too long it also says how that comes about and what to do.
+    For a field of a table that is too long, the message also says how that happens and what to do.
     """
     if isinstance(error, OSError):
         return error.strerror or str(error)

@@ -1,8 +1,8 @@
-"""Temporary folders. One that a killed process has left is removed when the next folder of its kind is made.
+"""Makes temporary folders. Folders that killed processes left are removed when the next one of their kind is made.
 
-A process claims its folder as long as it uses it. A folder that can be claimed therefore belongs to a process that has
-ended, also where that ran in another container. Another machine that shares the place may not see the lock, so the name of
-a folder holds the boot id of the machine that made it, and folders with another boot id are never removed.
+A process claims its folder while it uses it. So a folder that can be claimed belongs to a process that has ended, even one
+in another container. Another machine that shares the file system may not see the lock, so a folder's name contains the boot
+id of the machine that made it, and folders with another boot id are never removed.
 """
 
 import os
@@ -18,7 +18,7 @@ from agentenv.core.io.files import remove
 from agentenv.errors import ConfigurationError
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-"""Changes with every start of the machine (man 4 random). Some container systems give each container one of its own."""
+"""Changes at every start of the machine (man 4 random). Some container systems give each container its own."""
 _ATTEMPTS = 100
 
 
@@ -28,17 +28,17 @@ def temporary_folder(
 ) -> Iterator[Path]:
     """Yields a new folder for this process alone, which is removed at the end of the block.
 
-    First, the folders of the same kind are removed that killed processes of this user have left in the same place since the
-    machine started. None is removed on a file system without locks, or on a system without a boot id. The folder itself is
-    claimed, so code that needs a claim of its own has to claim something within it.
+    Before that, folders of the same kind in the same place are removed if killed processes of this user left them since the
+    machine started. None are removed on file systems without locks, or on systems without a boot id. The new folder itself
+    is claimed, so code that needs its own claim has to claim something inside it.
 
     Args:
-        kind: A short word for what it holds, a part of its name.
-        parent: Where it is made; None is the system's folder of temporary files.
-        discard: Removes a folder, where it may hold something that ``remove`` cannot remove.
+        kind: A short word for the content, which becomes part of the folder's name.
+        parent: Where the folder is made; None uses the system's folder for temporary files.
+        discard: A function that removes a folder, if ``remove`` cannot remove its content.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the folder cannot be created.
     """
     place, owner = parent or Path(tempfile.gettempdir()), os.getpid()
     with ExitStack() as stack:
@@ -47,16 +47,16 @@ def temporary_folder(
         try:
             yield folder
         finally:
-            if os.getpid() == owner:  # a fork of the process leaves it alone
+            if os.getpid() == owner:  # a forked process must not remove it
                 with suppress(OSError):
                     discard(folder)
 
 
 def _made(prefix: str, place: Path, stack: ExitStack) -> Path:
-    """A new folder, claimed until ``stack`` closes."""
+    """Creates a new folder, which stays claimed until ``stack`` closes."""
     for _ in range(_ATTEMPTS):
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
-        # Another process may remove it before it is claimed.
+        # Another process may remove the folder before it is claimed.
         with suppress(ConfigurationError, FileNotFoundError):
             stack.enter_context(claim(folder, f"{folder} is in use"))
             return folder
@@ -64,18 +64,18 @@ def _made(prefix: str, place: Path, stack: ExitStack) -> Path:
 
 
 def _sweep(mine: Path, kind: str, discard: Callable[[Path], None]) -> None:
-    """Removes the folders of the same kind beside the claimed folder ``mine`` whose processes have ended."""
+    """Removes the folders of the same kind beside the claimed folder ``mine`` if their processes have ended."""
     if not _boot_prefix() or not _is_claimed(mine):
         return
     for left in mine.parent.glob(f"agentenv-{kind}-{_boot_prefix()}*"):
-        with suppress(OSError, ConfigurationError):  # it is in use, or has gone meanwhile
+        with suppress(OSError, ConfigurationError):  # it is in use or was removed meanwhile
             if not left.is_symlink() and left.stat().st_uid == os.geteuid():
                 with claim(left, f"{left} is in use"):
                     discard(left)
 
 
 def _is_claimed(folder: Path) -> bool:
-    """Whether a claim on ``folder`` keeps others out, which not every file system does."""
+    """Whether a claim on ``folder`` excludes others, which not every file system supports."""
     try:
         with claim(folder, f"{folder} is in use"):
             return False
@@ -85,7 +85,7 @@ def _is_claimed(folder: Path) -> bool:
 
 @cache
 def _boot_prefix() -> str:
-    """The first eight characters of the boot id and a hyphen; empty where the system has none or locks no folders."""
+    """Returns the first eight characters of the boot id and a hyphen; empty without a boot id or folder locks."""
     if sys.platform == "win32":
         return ""
     try:

@@ -1,4 +1,4 @@
-"""Files of settings in TOML, which somebody else may have written."""
+"""Reads settings files in TOML, which another author may have written."""
 
 import tomllib
 from pathlib import Path
@@ -9,10 +9,10 @@ from agentenv.errors import ConfigurationError
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The tables in a TOML file.
+    """Parses a TOML file.
 
     Raises:
-        ConfigurationError: it cannot be read, is no TOML, or nests too deeply.
+        ConfigurationError: the file cannot be read, is not TOML, or is nested too deeply.
     """
     try:
         return tomllib.loads(path.read_text(encoding=UTF_8))

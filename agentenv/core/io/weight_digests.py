@@ -1,4 +1,4 @@
-"""Digests beside the weights in a folder: a bit that a disk or a copy has flipped is noticed when the folder is opened."""
+"""Digests stored beside model weights, so that a bit flipped by a disk or a copy is detected when a folder is opened."""
 
 import json
 import sys
@@ -10,23 +10,23 @@ from agentenv.core.io.strict_json import read_json_text
 from agentenv.errors import CheckpointMismatch
 
 DIGESTS = "sha256.json"
-"""The SHA-256 of each file by its name; a checkpoint lists all of its files, any other folder its weights."""
+"""A file with the SHA-256 of other files by name: in a checkpoint of all files, in any other folder of the weights."""
 _WEIGHTS = (".safetensors", ".safetensors.index.json")
 
 
 def write_weight_digests(folder: Path) -> None:
-    """Writes the digests of the weights in ``folder``, which is put in place as a whole afterwards."""
+    """Writes the digests of the weights into ``folder``, which is renamed into place afterwards."""
     held = {path.name: file_digest(path, whole=sys.maxsize) for path in _weights(folder)}
     (folder / DIGESTS).write_text(json.dumps(held), encoding="utf-8")
 
 
 def check_weight_digests(folder: Path) -> None:
-    """Compares the weights in ``folder`` with their digests; a folder without them, such as another program's, is believed.
+    """Compares the weights in ``folder`` with their digests. A folder without digests, as other programs write, is accepted.
 
-    Files are read again only where they have changed since this process has read them.
+    A file is read again only if it has changed since this process read it last.
 
     Raises:
-        CheckpointMismatch: a file has another content than was written, or is gone.
+        CheckpointMismatch: a file is missing or its content differs from its digest.
     """
     if not (folder / DIGESTS).is_file():
         return

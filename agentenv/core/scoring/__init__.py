@@ -1,4 +1,4 @@
-"""Scorers of answers, which are pure functions of texts."""
+"""Scorers of answers: pure functions of texts."""
 
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,8 @@
-"""Whether a text holds an answer: as whole words after the normalisation of SQuAD, which letters alone would not tell.
+"""Whether a text contains an answer as whole words after the normalisation of SQuAD; substrings do not count.
 
-Of the letters of "no" and of "US" nearly every page holds some ("north", "because"), so that a reward for a page with the
-answer would be paid for any page. "Yes" and "no" themselves stand on no page as what they answer.
+Nearly every page contains the letters of "no" or "US" ("north", "because"), so with substrings a reward for a page that
+contains the answer would be paid for any page. The answers yes and no do not count at all, because a page that contains
+these words does not thereby answer the question.
 """
 
 import re
@@ -13,30 +14,30 @@ _TAG = re.compile(r"</?\w+>|<\|\w+\|>")
 _NOT_LOOKED_UP = frozenset({"yes", "no", ""})
 
 
-def stands_in(phrase: str, text: str) -> bool:
-    """Whether the words of ``phrase`` stand in ``text`` one after the other: ``10`` is not in ``1910``; no words are not."""
+def contains_phrase(phrase: str, text: str) -> bool:
+    """Whether the words of ``phrase`` occur in ``text`` in sequence: ``10`` is not in ``1910``. False without words."""
     return _is_part(squad_words(phrase), _line(text))
 
 
-def looked_up(answers: Sequence[str]) -> list[str]:
-    """The ``answers`` that a page can hold: neither yes nor no, nor one without a word."""
+def findable_answers(answers: Sequence[str]) -> list[str]:
+    """Returns the ``answers`` that a page can contain: neither yes nor no, nor an answer without a word."""
     return [answer for answer in answers if squad(answer) not in _NOT_LOOKED_UP]
 
 
 def is_yes_or_no(answers: Sequence[str]) -> bool:
-    """Whether ``answers`` are yes or no alone, which stand on no page as what they answer."""
+    """Whether all ``answers`` are yes or no, which no page can be required to contain."""
     return all(answer.strip().lower() in ("yes", "no") for answer in answers)
 
 
 def holds_answer(page: str, answers: Sequence[str]) -> bool:
-    """Whether one of ``answers`` stands on ``page``, apart from the tags on it."""
-    wanted = looked_up(answers)
+    """Whether ``page``, without its tags, contains one of ``answers``."""
+    wanted = findable_answers(answers)
     line = _line(_TAG.sub(" ", page)) if wanted else ""
     return any(_is_part(squad_words(answer), line) for answer in wanted)
 
 
 def _line(text: str) -> str:
-    """The words of ``text`` with a blank before and behind each."""
+    """Returns the words of ``text``, each surrounded by blanks."""
     return f" {' '.join(squad_words(text))} "
 
 

@@ -1,4 +1,4 @@
-"""How near two sequences or two sets are, whatever they consist of: words, characters, tokens."""
+"""Similarity of two sequences or sets of any items: words, characters or tokens."""
 
 import itertools
 from collections import Counter
@@ -8,11 +8,11 @@ from difflib import SequenceMatcher
 from typing import Any
 
 MATCHING_WORK = 16_000_000
-"""Items and pairs of equal items that `matching_share` looks at, which takes some seconds at most."""
+"""Limit on the items and pairs of equal items that `matching_share` compares, which take a few seconds at most."""
 
 
 def edit_distance(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """Fewest insertions, deletions and substitutions that make ``one`` into ``other`` (Levenshtein 1966)."""
+    """Returns the smallest number of insertions, deletions and substitutions between both (Levenshtein 1966)."""
     row = list(range(len(other) + 1))
     for i, a in enumerate(one, start=1):
         before = row
@@ -25,12 +25,12 @@ def edit_distance(one: Sequence[Any], other: Sequence[Any]) -> int:
 def matching_share(
     one: Sequence[Any], other: Sequence[Any], *, work: int = MATCHING_WORK, autojunk: bool = False
 ) -> float:
-    """2M / (|one| + |other|), M the items in matching blocks (Ratcliff and Obershelp, as in ``difflib``); 1 for equal ones.
+    """Returns 2M / (|one| + |other|), M the items in matching blocks (Ratcliff-Obershelp, as ``difflib``); 1 if equal.
 
-    Every item counts, however frequent it is, unless ``autojunk`` asks for difflib's rule, which drops those that make up
-    more than 1 % of 200 or more. The search for blocks takes the cube of the length in the worst case
-    ("aabaab..." and "abbabb..."), by which a policy could hold up everybody who waits for this comparison. It therefore
-    ends after a look at ``work`` items and pairs of equal ones, and of the parts that are left only equal ends count.
+    Every item counts, however frequent it is, unless ``autojunk`` selects difflib's rule, which ignores items that make up
+    more than 1 % of a sequence of 200 or more. The search for matching blocks takes cubic time in the worst case
+    ("aabaab..." and "abbabb..."), which a policy could use to delay everyone who waits for this comparison. It therefore
+    stops after ``work`` items and pairs of equal items; in the remaining parts, only equal beginnings and ends count.
     """
     if one == other and not autojunk:
         return 1.0
@@ -38,7 +38,8 @@ def matching_share(
     counts = Counter(other)
     if autojunk and len(other) >= 200:
         counts = Counter({item: count for item, count in counts.items() if count <= len(other) // 100 + 1})
-    steps = [0, *itertools.accumulate(1 + counts[item] for item in one)]  # up to each place of ``one``
+    # cumulative work up to each index of ``one``
+    steps = [0, *itertools.accumulate(1 + counts[item] for item in one)]
     matched, ranges = 0, [(0, len(one), 0, len(other))]
     while ranges:
         start, end, start_2, end_2 = ranges.pop()
@@ -55,7 +56,7 @@ def matching_share(
 
 
 def _equal_ends(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """How many items at the beginning and at the end of both are equal."""
+    """Counts how many items at the beginning and at the end of both sequences are equal."""
     most = min(len(one), len(other))
     begin = next((k for k in range(most) if one[k] != other[k]), most)
     end = next((k for k in range(most - begin) if one[-1 - k] != other[-1 - k]), most - begin)
@@ -63,6 +64,6 @@ def _equal_ends(one: Sequence[Any], other: Sequence[Any]) -> int:
 
 
 def dice(one: AbstractSet[Any], other: AbstractSet[Any]) -> float:
-    """2 |A and B| / (|A| + |B|), the F1 of two sets (Dice 1945); 0 where they share nothing, both empty included."""
+    """Returns 2 |A and B| / (|A| + |B|), the F1 of two sets (Dice 1945); 0 if they share nothing or both are empty."""
     common = len(one & other)
     return 2 * common / (len(one) + len(other)) if common else 0.0

@@ -14,7 +14,7 @@ _BLANK_PUNCTUATION = str.maketrans(string.punctuation, " " * len(string.punctuat
 _TRIVIA_PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation + "\u2018\u2019\u00b4`", " "))
 _ARTICLE = re.compile(r"\b(a|an|the)\b")
 CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
-"""Characters of Chinese and Japanese, which put no blanks between words, for a class of an expression."""
+"""Chinese and Japanese characters, which are written without blanks between words; for a regular expression's class."""
 _CJK = re.compile(f"[{CJK}]")
 
 
@@ -48,20 +48,20 @@ def without_punctuation(text: str) -> str:
 
 
 def squad_words(text: str) -> list[str]:
-    """The words of ``text`` after `squad`; of Chinese and Japanese every character is a word, as no blanks part them."""
+    """Returns the words of ``text`` after `squad`. Every Chinese or Japanese character is a word of its own."""
     return squad(apart(text)).split()
 
 
 def apart(text: str) -> str:
-    """``text`` with blanks around every Chinese and Japanese character."""
+    """Puts blanks around every Chinese and Japanese character of ``text``."""
     return text if text.isascii() else _CJK.sub(r" \g<0> ", text)
 
 
 def collapse(text: str) -> str:
-    """White space runs become one blank; none at the ends."""
+    """Collapses runs of white space to one blank, and strips both ends."""
     return " ".join(text.split())
 
 
 def plain(text: str) -> str:
-    """Lower case and collapsed white space, nothing else. Source: HybridDeepSearcher."""
+    """Lower-cases and collapses white space, nothing else. Source: HybridDeepSearcher."""
     return collapse(text.lower())

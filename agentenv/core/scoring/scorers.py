@@ -1,7 +1,7 @@
 """Named, versioned answer scorers.
 
-Five incompatible measures circulate under the names "EM" and "F1", so every number of ours carries the name
-and the version of the function that made it. All scorers take the best value over the accepted answers.
+Five incompatible measures are in use under the names "EM" and "F1", so every number of this package carries the name and the
+version of the function that computed it. All scorers return the best value over the accepted answers.
 
 Two rules hold for all of them:
 
@@ -12,10 +12,10 @@ Two rules hold for all of them:
   `em_squad2` and `f1_squad2`, which follow their source: such golds are dropped, and where none is left the
   gold is "", meaning "no answer".
 
-`f1_squad_guard` is `f1_hotpot` of FlashRAG and HierSearch, in which Chinese text is cut first: HierSearch cuts it into words
-by the dictionary of jieba, here every character is a word. In papers `em_cover` is sub-EM, "acc" (FlashRAG) or "EM"
-(ZeroSearch). Whole prediction files in the layouts of HotpotQA, 2Wiki and MuSiQue are scored by
-`agentenv.evaluation.official`, supporting facts included. A judge is asked by `agentenv.evaluation.llm_judge`.
+`f1_squad_guard` is `f1_hotpot` of FlashRAG and HierSearch, which first split Chinese text: HierSearch into words by the
+dictionary of jieba, here into single characters. In papers `em_cover` is called sub-EM, "acc" (FlashRAG) or "EM"
+(ZeroSearch). `agentenv.evaluation.official` scores whole prediction files in the layouts of HotpotQA, 2Wiki and MuSiQue,
+including supporting facts. `agentenv.evaluation.llm_judge` asks a judge.
 """
 
 import re
@@ -52,11 +52,11 @@ class Scorer:
 
     name: str
     version: int
-    """Grows whenever a value may change."""
+    """Increases whenever a value may change."""
     binary: bool
     """Whether every value is 0 or 1, so that McNemar's test applies."""
     normaliser: str
-    """Name of a function of `agentenv.core.scoring.normalize`, or ``none``."""
+    """The name of a function in `agentenv.core.scoring.normalize`, or ``none``."""
     best: Callable[[str, Sequence[str]], float]
 
     def __call__(self, prediction: str | None, answers: Sequence[str]) -> Score:
@@ -72,13 +72,13 @@ class Scorer:
         return Score(value, self.name, self.version)
 
     def __reduce__(self) -> Any:
-        """A scorer that can be found by its name is pickled by it."""
+        """Makes pickle store a registered scorer by its name."""
         registered = SCORERS.get(self.name, _own.get(self.name)) is self
         return (load_scorer, (self.name,)) if registered else super().__reduce__()
 
 
 def check_answers(answers: Any) -> None:
-    """Refuses golds that could only be scored by accident.
+    """Refuses accepted answers of a wrong type, which could only be scored by accident.
 
     Raises:
         DatasetError: ``answers`` is not a non-empty tuple or list of ``str``.
@@ -88,7 +88,7 @@ def check_answers(answers: Any) -> None:
 
 
 def _over_golds(pair: Callable[[str, str], float]) -> Callable[[str, Sequence[str]], float]:
-    """Lifts a measure of (prediction, gold) to the best over all golds."""
+    """Extends a measure of (prediction, gold) to the best value over all golds."""
     return lambda prediction, golds: max(pair(prediction, gold) for gold in golds)
 
 
@@ -122,7 +122,7 @@ def em_nq(prediction: str, gold: str) -> float:
 def em_popqa_raw(prediction: str, gold: str) -> float:
     """1 if the gold as is, lower-cased or capitalised is a substring of the raw prediction (PopQA).
 
-    Nothing is normalised; only a blank gold counts as normalised to nothing.
+    Nothing is normalised. Only a blank gold counts as one that normalises to nothing.
     """
     if not gold.strip():
         return _same_text(prediction, gold)
@@ -130,11 +130,11 @@ def em_popqa_raw(prediction: str, gold: str) -> float:
 
 
 def em_gaia(prediction: str, gold: str) -> float:
-    """1 if both are equal as GAIA's own scorer compares (Mialon et al. 2023, arXiv:2311.12983), from memory of its program.
+    """1 if both are equal in GAIA's own scorer (Mialon et al. 2023, arXiv:2311.12983), reimplemented from memory.
 
-    What stands behind the last ``FINAL ANSWER:`` is the prediction. A gold that is a number is compared as one, without $, %
-    and commas in the prediction. A gold with a comma or a semicolon is a list, whose parts are compared in order; all else
-    in lower case without blanks, and outside of lists without punctuation.
+    The prediction is the text after the last ``FINAL ANSWER:``. A numeric gold is compared as a number, after removing $, %
+    and commas from the prediction. A gold with a comma or a semicolon is a list, whose entries are compared in order.
+    Anything else is compared in lower case without white space and, outside of lists, without punctuation.
     """
     text = prediction.rpartition("FINAL ANSWER:")[2]
     if _number(gold) is None and any(mark in gold for mark in ",;"):
@@ -190,7 +190,7 @@ def f1_squad(prediction: str, gold: str) -> float:
 
 
 def em_cover_plain(prediction: str, gold: str) -> float:
-    """1 if the gold is a substring of the prediction, whatever the case and white space (HybridDeepSearcher's acc)."""
+    """1 if the gold is a substring of the prediction, ignoring case and white space (HybridDeepSearcher's acc)."""
     target = normalize.plain(gold)
     return float(target in normalize.plain(prediction)) if target else _same_text(prediction, gold)
 
@@ -213,7 +213,7 @@ def em_squad2(prediction: str, golds: Sequence[str]) -> float:
 def f1_squad2(prediction: str, golds: Sequence[str]) -> float:
     """`f1_squad`, except that an empty side scores 1 only if both are empty (SQuAD v2, MuSiQue).
 
-    Golds that normalise to nothing are dropped; where none is left the gold is "", which means "no answer".
+    Golds that normalise to nothing are dropped. If none is left, the gold is "", which means "no answer".
     """
     return _squad2(f1_squad, prediction, golds)
 
@@ -234,8 +234,8 @@ def f1_hotpot(prediction: str, gold: str) -> float:
 def f1_squad_guard(prediction: str, gold: str) -> float:
     """`f1_hotpot` with every Chinese character as a word of its own (FlashRAG, HierSearch).
 
-    HierSearch cuts Chinese text by a dictionary. Single characters need none, and give a part of the score to an answer that
-    has some characters of a word in common with the gold. Without Chinese characters both are the same.
+    HierSearch splits Chinese text by a dictionary. Single characters need no dictionary, but give partial credit to an
+    answer that shares some characters of a word with the gold. Without Chinese characters, both are equal.
     """
     return f1_hotpot(_CJK.sub(r" \g<0> ", prediction), _CJK.sub(r" \g<0> ", gold))
 
@@ -251,7 +251,7 @@ def recall_squad_guard(prediction: str, gold: str) -> float:
 
 
 def _guarded_share(prediction: str, gold: str, of: str) -> float:
-    """The words that both have over those of one of them; 0 where `f1_squad_guard` is."""
+    """Returns the share of common words among those of ``of``; 0 if `f1_squad_guard` is 0."""
     if not f1_squad_guard(prediction, gold) or not normalize.squad(gold):
         return f1_squad_guard(prediction, gold)
     mine, wanted, whole = (
@@ -286,7 +286,7 @@ OTHER_NAMES = {
     "sub_em": "em_cover",
     "subem": "em_cover",
 }
-"""What FlashRAG and others call some of them, for errors: ``em`` would otherwise be taken for a misspelt ``cem``."""
+"""Names that FlashRAG and others use, for errors: ``em`` would otherwise be taken for a misspelt ``cem``."""
 SCORERS = {
     scorer.name: scorer
     for scorer in (
@@ -313,16 +313,16 @@ SCORERS = {
 
 
 _own: dict[str, Scorer] = {}
-"""Scorers of the user by ``module:NAME``."""
+"""The user's scorers by ``module:NAME``."""
 
 
 def get_scorer(name: str) -> Scorer:
-    """The scorer of that name; ``module:NAME`` is one that `load_scorer` has loaded.
+    """Returns the scorer of that name. ``module:NAME`` has to be loaded by `load_scorer` before.
 
-    Results of another author may name a scorer, so nothing is imported here.
+    Nothing is imported here, because results files of another author may name a scorer.
 
     Raises:
-        UnknownName: there is none; the message shows the nearest.
+        UnknownName: there is none; the message shows the nearest name.
         ConfigurationError: ``module:NAME`` was not loaded.
     """
     if name in SCORERS:
@@ -338,11 +338,11 @@ def get_scorer(name: str) -> Scorer:
 
 
 def load_scorer(name: str) -> Scorer:
-    """The scorer of that name, where the user gives it: the module of ``module:NAME`` is imported, the current folder first.
+    """Returns the scorer that the user named. For ``module:NAME`` the module is imported, from the current folder first.
 
     Raises:
-        UnknownName: there is none; the message shows the nearest.
-        ConfigurationError: the module cannot be imported, or what it has under the name is no `Scorer`.
+        UnknownName: there is none; the message shows the nearest name.
+        ConfigurationError: the module cannot be imported, or the object of that name is not a `Scorer`.
     """
     if name not in {*SCORERS, *_own} and is_class(name):
         _own[name] = _named(name, load_own(name, "scorer"))
@@ -350,7 +350,7 @@ def load_scorer(name: str) -> Scorer:
 
 
 def _named(name: str, found: Any) -> Scorer:
-    """A scorer of the user under the name by which it is found again."""
+    """Returns a user's scorer renamed to the ``module:NAME`` by which it can be found again."""
     if not isinstance(found, Scorer):
         raise ConfigurationError(
             f"{name} is no Scorer but {reprlib.repr(found)}: write NAME = Scorer(name, version, binary, normaliser, best)"
@@ -361,10 +361,10 @@ def _named(name: str, found: Any) -> Scorer:
 def _checked_score(
     name: str, best: Callable[[str, Sequence[str]], Any], prediction: str, answers: Sequence[str]
 ) -> float:
-    """The checked score of a scorer of the user.
+    """Calls a user's scorer and checks its value.
 
     Raises:
-        ConfigurationError: it raises an error, or gives no number within [0, 1].
+        ConfigurationError: it raised an error, or did not return a number within [0, 1].
     """
     try:
         value = float(given := best(prediction, answers))

@@ -1,9 +1,9 @@
-"""How much of one result table is in another: the measures of QATCH that Think2SQL rewards (arXiv:2504.15077).
+"""Similarity of two result tables: the measures of QATCH that Think2SQL uses as rewards (arXiv:2504.15077).
 
-A table is a sequence of rows, each a sequence of cells (None, numbers, text or bytes). Cells are compared as sets, wherever
-they stand, so the order of columns and rows is free, and so is how often a cell occurs. ``tuple_constraint`` alone counts
-how often a row occurs, and ``tuple_order`` alone looks at where it stands. Two empty tables agree; an empty one and another
-do not. Every measure is rounded to three digits, as published.
+A table is a sequence of rows, and a row is a sequence of cells (None, numbers, text or bytes). Cells are compared as sets,
+regardless of their position and number, so the order of rows and columns does not matter. Only ``tuple_constraint`` counts
+how often a row occurs, and only ``tuple_order`` depends on the position of rows. Two empty tables are equal; an empty one
+and a non-empty one have nothing in common. All values are rounded to three digits, as in the publication.
 """
 
 from collections import Counter
@@ -12,27 +12,28 @@ from typing import Any
 
 Table = Sequence[Sequence[Any]]
 Measure = Callable[[Table, Table], float]
-"""From the table that was found and the one that is wanted to a value in [0, 1]."""
+"""A function of the found table and the wanted table, with a value in [0, 1]."""
 
 DIGITS = 10
-"""Significant digits in which two numbers must agree: sums of floats depend on the order of rows."""
+"""Significant digits in which numbers are compared, because sums of floats depend on the order of rows."""
 _PLACES = 3
 
 
 def rounded(value: Any) -> Any:
-    """A number in ``DIGITS`` digits where it has a fraction; 2.0 and 2 are one number, and everything else is as it is."""
+    """Rounds a fractional number to ``DIGITS`` digits; 2.0 equals 2, and any other value is unchanged."""
     if not isinstance(value, float):
         return value
     return int(value) if value.is_integer() else float(f"{value:.{DIGITS}g}")
 
 
 def _cells(table: Table) -> set[str]:
-    # As text, whose hashes nobody can choose: of numbers a query could give as many of one hash as it likes.
+    # As text, because a query could return many numbers with the same hash, which makes a set slow. Nobody can choose hashes
+    # of text.
     return {repr(rounded(cell)) for row in table for cell in row}
 
 
 def _rows(table: Table) -> list[tuple[str, ...]]:
-    """The rows with their cells sorted, so that the order of columns is free."""
+    """Returns the rows with sorted cells, so that the order of columns does not matter."""
     return [tuple(sorted(repr(rounded(cell)) for cell in row)) for row in table]
 
 
@@ -55,7 +56,7 @@ def cell_recall(found: Table, wanted: Table) -> float:
 
 
 def tuple_cardinality(found: Table, wanted: Table) -> float:
-    """TC = min(n, m) / max(n, m), n and m the numbers of rows."""
+    """TC = min(n, m) / max(n, m), where n and m are the numbers of rows."""
     return _share(min(len(found), len(wanted)), max(len(found), len(wanted)), found, wanted)
 
 
@@ -66,16 +67,16 @@ def cell_f1(found: Table, wanted: Table) -> float:
 
 
 def tuple_constraint(found: Table, wanted: Table) -> float:
-    """The share of the different wanted rows that stand in both tables equally often."""
+    """The share of the distinct wanted rows that occur equally often in both tables."""
     ours, theirs = Counter(_rows(found)), Counter(_rows(wanted))
     alike = sum(ours[row] == count for row, count in theirs.items())
     return _share(alike, len(theirs), found, wanted)
 
 
 def tuple_order(found: Table, wanted: Table) -> float:
-    """(rho + 1) / 2, rho Spearman's correlation between the places of the rows that stand in both tables.
+    """(rho + 1) / 2, where rho is Spearman's correlation between the positions of the rows that are in both tables.
 
-    A row counts where it stands first. One common row is in order; none is worth 0.
+    A row's position is that of its first occurrence. A single common row counts as ordered; no common row gives 0.
     """
     if not found and not wanted:
         return 1.0

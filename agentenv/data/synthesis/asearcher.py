@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Literal, Protocol, get_args
 
-from agentenv.core.scoring.evidence import stands_in
+from agentenv.core.scoring.evidence import contains_phrase
 from agentenv.core.scoring.normalize import squad, squad_words
 from agentenv.core.types import Task
 from agentenv.data.synthesis.pages import LinkedPages, Page
@@ -186,7 +186,7 @@ def link_flaw(draft: Draft, link: Link) -> str:
     asked = Draft(link.question, link.written, (link.statement,), link.page.ids)
     if flaw := form_flaw(asked):
         return f"the link question: {flaw}"
-    if not stands_in(link.written, link.statement):
+    if not contains_phrase(link.written, link.statement):
         return f"the statement does not name {link.written!r}"
     known = {squad(statement) for statement in draft.statements}
     return COVERED if squad(link.statement) in known else ""
@@ -194,7 +194,7 @@ def link_flaw(draft: Draft, link: Link) -> str:
 
 def substitution_flaw(draft: Draft, link: Link, question: str) -> str:
     """Whether ``question`` still names what the link question asks for, or says nothing of the link question."""
-    if stands_in(link.written, question):
+    if contains_phrase(link.written, question):
         return f"the name {link.written!r} still stands in it"
     added = set(squad_words(question)) - set(squad_words(draft.question))
     return "" if added & set(squad_words(link.question)) else "it says nothing of the link question"

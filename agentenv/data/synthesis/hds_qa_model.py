@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 from agentenv.core.protocols import Retriever
-from agentenv.core.scoring.evidence import stands_in
+from agentenv.core.scoring.evidence import contains_phrase
 from agentenv.core.scoring.scorers import get_scorer
 from agentenv.core.types import Passage, Task
 from agentenv.data.synthesis.asearcher import Draft, Reviewer, form_flaw
@@ -116,7 +116,9 @@ class HybridWriter:
         said = await self.writer.write(
             ENTITIES.format(question=seed.question), {"entities": list}, self._draws(seed, "").getrandbits(31)
         )
-        named = [entity for entity in dict.fromkeys(said["entities"]) if stands_in(entity, seed.question)]
+        named = [
+            entity for entity in dict.fromkeys(said["entities"]) if contains_phrase(entity, seed.question)
+        ]
         tasks, refused = list[Task](), list[Refused]()
         kind: type[AgentEnvError] = DatasetError
         for entity in named:
@@ -189,7 +191,7 @@ class HybridWriter:
             asked = FEATURE.format(title=page.title, text=page.text[:LONGEST_PAGE], entity=entity)
             said = await self.writer.write(asked, {"clause": str}, rng.getrandbits(31))
             clause = said["clause"].rstrip(".")
-            told = any(stands_in(name, clause) for name in (entity, *seed.answers))
+            told = any(contains_phrase(name, clause) for name in (entity, *seed.answers))
             if clause.lower() == "none" or told or clause in [known for _, known in features]:
                 continue
             judged = await self.judge.write(ALONE.format(clause=clause), {"reason": str, "one": str}, 0)
@@ -204,7 +206,7 @@ class HybridWriter:
 
     async def _check(self, draft: Draft, entity: str, what: str) -> None:
         """Refuses a question that names the entity, is malformed or is judged invalid."""
-        flaw = f"it names {entity}" if stands_in(entity, draft.question) else form_flaw(draft)
+        flaw = f"it names {entity}" if contains_phrase(entity, draft.question) else form_flaw(draft)
         if flaw := flaw or await self.reviewer.flaw(draft):
             raise DatasetError(f"{what} {draft.question!r} is refused: {flaw}")
 

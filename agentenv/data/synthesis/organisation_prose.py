@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agentenv.core.grammar import shortened
-from agentenv.core.scoring.evidence import stands_in
+from agentenv.core.scoring.evidence import contains_phrase
 from agentenv.data.organisation_log import Artefact, Event, Organisation
 from agentenv.data.synthesis.model_replies import ModelWriter, is_yes
 from agentenv.errors import DatasetError
@@ -44,7 +44,7 @@ def names_of(organisation: Organisation) -> frozenset[str]:
 def needed_in(text: str, facts: Mapping[str, str], names: Collection[str]) -> list[str]:
     """What a wording of ``text`` has to hold: the names and numbers in it, and the facts of its event that it states."""
     stated = [value for value in facts.values() if value in text]
-    named = [name for name in sorted(names) if stands_in(name, text)]
+    named = [name for name in sorted(names) if contains_phrase(name, text)]
     return list(dict.fromkeys((*named, *_NUMBER.findall(text), *stated)))
 
 
@@ -64,7 +64,9 @@ def wording_flaw(wording: str, text: str, needed: Sequence[str], names: Collecti
     missing = [one for one in needed if one not in wording] + sorted(wanted - numbers)
     if missing:
         return f"it lacks {missing[0]!r}"
-    added = [name for name in sorted(names) if stands_in(name, wording) and not stands_in(name, held)]
+    added = [
+        name for name in sorted(names) if contains_phrase(name, wording) and not contains_phrase(name, held)
+    ]
     added += sorted(numbers - wanted)
     return f"it adds {added[0]!r}" if added else ""
 

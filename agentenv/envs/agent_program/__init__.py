@@ -1,1 +1,1 @@
-"""The environment ``agentenv/AgentProgram-v0``: an agent program of your own, whose model is the policy."""
+"""The environment ``agentenv/AgentProgram-v0``: the user's own agent program, with the policy as its model."""

@@ -1,4 +1,4 @@
-"""The endpoint at which agents find their model: one server in a process, and a key for each episode."""
+"""The model endpoint for agent programs: one HTTP server per process, with an API key for each episode."""
 
 import asyncio
 import secrets
@@ -17,42 +17,44 @@ from agentenv.web.http import body_within, unless_gone
 from agentenv.web.server import address_of, listen
 
 LOOP = BackgroundLoop("agentenv-agent-programs")
-"""Where the endpoint, the agents and their waits live, while episodes are stepped from several loops."""
+"""The event loop of the endpoint, the agents and their waits. Episodes themselves may be stepped from several loops."""
 _BODY_BYTES, _BODY_S = 32 * 2**20, 30.0
-_START_S = 30.0
-_KEEPALIVE_S = 300  # far longer than clients keep an idle connection: one that is closed as they ask breaks off the agent
-# All agents have the address of this machine.
+_START_TIMEOUT_S = 30.0
+# longer than clients keep idle connections; closing one during a request would fail the agent
+_KEEPALIVE_S = 300
+# All agents connect from the address of this machine, so the limit per address is the overall limit.
 _CONNECTIONS = ConnectionLimits(per_address=ConnectionLimits.connections)
 _UNAUTHORISED, _NOT_FOUND, _NOT_ALLOWED = 401, 404, 405
-_SERVED = "POST /v1/chat/completions and GET /v1/models"
+_SUPPORTED_ROUTES = "POST /v1/chat/completions and GET /v1/models"
 
 
 class Answering(Protocol):
-    """An episode, as the endpoint sees it."""
+    """The interface of an episode that the endpoint uses."""
 
     def asked(self, asked: Asked) -> "asyncio.Future[Reply]":
-        """The reply, to be waited for; a ``Refusal`` once the episode is over."""
+        """Returns a future of the reply; it raises a ``Refusal`` once the episode is over."""
 
     def refused(self, why: str) -> None:
-        """Takes note of the reason for which a request of its agent was refused."""
+        """Records the reason why a request of the episode's agent was refused."""
 
 
 class AgentEndpoint:
-    """Serves the chat completions of all episodes of this process, on the loopback interface alone."""
+    """Serves chat completions for all episodes of this process, on the loopback interface only."""
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """Starts anew with the next episode."""
-        # Held by their environments alone, so that the agent of one that was never closed ends with it.
+        """Resets the endpoint, so that the next episode starts a new server."""
+        # Weak references: the environments own the episodes, so that the agent of an episode that was never closed ends with
+        # it.
         self._episodes: WeakValueDictionary[str, Answering] = WeakValueDictionary()
         self._url = ""
         self._starting: asyncio.Task[None] | None = None
         self._serving: asyncio.Task[None] | None = None
 
     async def open(self, episode: Answering) -> tuple[str, str]:
-        """The address and the key under which ``episode`` is asked; the server starts with the first one.
+        """Registers ``episode``; returns the base URL and its API key. The first call starts the server.
 
         Raises:
             MissingExtra: FastAPI or uvicorn is not installed.
@@ -66,7 +68,7 @@ class AgentEndpoint:
         return self._url, key
 
     def close(self, key: str) -> None:
-        """Forgets an episode; a program that still asks with its key is told that it is over."""
+        """Removes an episode. A program that still sends its key is told that the episode is over."""
         self._episodes.pop(key, None)
 
     async def _start(self) -> None:
@@ -84,7 +86,7 @@ class AgentEndpoint:
         )
         server = uvicorn.Server(config)
         self._serving = asyncio.create_task(server.serve(sockets=[listening]))
-        async with asyncio.timeout(_START_S):
+        async with asyncio.timeout(_START_TIMEOUT_S):
             while not server.started:
                 if self._serving.done():
                     raise EnvFault("the endpoint of the agents did not start")
@@ -102,7 +104,8 @@ class AgentEndpoint:
         async def complete(request: Request) -> Response:
             try:
                 key = request.headers.get("authorization", "")
-                self._episode(key)  # before the body, which only an agent of an episode may send
+                # checked before the body is read, which only an agent of an episode may send
+                self._episode(key)
                 try:
                     asked = read_request(await body_within(request, gate, _BODY_BYTES, _BODY_S))
                 except Refusal as error:
@@ -110,7 +113,7 @@ class AgentEndpoint:
                     raise
                 reply = await unless_gone(self._episode(key).asked(asked), request)
             except Refusal as error:
-                return JSONResponse(_said(error), error.status)
+                return JSONResponse(_error_body(error), error.status)
             if asked.stream:
                 return Response(stream_of(asked, reply), media_type="text/event-stream")
             return JSONResponse(completion(asked, reply))
@@ -121,27 +124,27 @@ class AgentEndpoint:
 
         async def unknown(request: Request, error: Exception) -> Response:
             assert isinstance(error, HTTPException)
-            why = f"{request.method} {request.url.path[:200]} is not served, but {_SERVED} alone"
+            why = f"{request.method} {request.url.path[:200]} is not served, but {_SUPPORTED_ROUTES} alone"
             with suppress(Refusal):
                 self._episode(request.headers.get("authorization", "")).refused(why)
-            return JSONResponse(_said(Refusal(error.status_code, why, "not_found")), error.status_code)
+            return JSONResponse(_error_body(Refusal(error.status_code, why, "not_found")), error.status_code)
 
         for status in (_NOT_FOUND, _NOT_ALLOWED):
             app.add_exception_handler(status, unknown)
         return app
 
     def _episode(self, authorization: str) -> Answering:
-        # The key is the name of the episode: 24 random bytes, of which a guess has no hope.
+        # The key identifies the episode. It consists of 24 random bytes, so it cannot be guessed.
         episode = self._episodes.get(authorization.strip().removeprefix("Bearer "))
         if episode is None:
             raise Refusal(_UNAUTHORISED, "no episode that is being played has this key", "invalid_api_key")
         return episode
 
 
-def _said(error: Refusal) -> dict[str, Any]:
+def _error_body(error: Refusal) -> dict[str, Any]:
     return {"error": {"message": str(error), "type": error.kind, "code": error.kind}}
 
 
 endpoint = AgentEndpoint()
-# A process that was forked has an endpoint of its own.
+# A forked process needs its own endpoint.
 in_forked_processes(endpoint.forget)

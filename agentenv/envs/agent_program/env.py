@@ -1,7 +1,7 @@
-"""``agentenv/AgentProgram-v0``: an agent program of your own works on tasks, and the policy is its model.
+"""``agentenv/AgentProgram-v0``: the user's own agent program works on tasks, and the policy serves as its model.
 
-The program is not changed. It asks an endpoint in the form of OpenAI's chat completions, where each of its requests becomes
-an observation and each action of the policy a reply.
+The program needs no changes. It sends requests in the form of OpenAI's chat completions to an endpoint. Each of its requests
+becomes an observation, and each action of the policy becomes a reply.
 """
 
 from collections.abc import Sequence
@@ -45,14 +45,14 @@ class ProgramState:
     task: Task
     session: AgentSession
     request: ChatRequest = NOTHING_ASKED
-    """The one that waits for the policy."""
+    """The request that waits for the policy's reply."""
     turns: int = 0
 
 
 class AgentProgram(AsyncEnv[ProgramState]):
-    """Poses tasks to an agent; the policy answers what the agent asks its model, and the agent's answer is scored.
+    """Gives tasks to an agent program; the policy answers its model requests, and the program's answer is scored.
 
-    An agent that fails is an infrastructure failure unless ``policy_errors`` says otherwise.
+    A program that fails counts as an infrastructure failure unless ``policy_errors`` names its error.
     """
 
     refuses_half_escapes = True
@@ -71,24 +71,24 @@ class AgentProgram(AsyncEnv[ProgramState]):
         variables: Sequence[str] = (),
         render_mode: str | None = None,
     ) -> None:
-        """Looks the agent up; it is started by ``reset``.
+        """Finds the agent program, which ``reset`` starts.
 
         Args:
             agent: ``python:MODULE:FUNCTION``, called as ``function(task, base_url=..., api_key=...)``, or ``stdio:COMMAND``,
-                which reads the question from stdin and writes its answer to stdout, and finds address and key in
-                ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY``.
-            agent_state: ``replayed``: a snapshot is gone back to by starting the agent anew and answering it as before;
-                ``kept``: the agent must not work twice, so that snapshots are refused after the first answer.
-            scorer: Name of the scorer that gives the reward.
-            max_turns: Answers of the policy, after which the episode is cut.
-            timeout_s: Seconds that the agent may take between two requests.
-            policy_errors: Names of exceptions, or codes such as ``exit 3``, with which the agent ends where the policy has
-                answered badly: such an episode earns 0.
-            variables: Environment variables that a command gets.
+                which reads the question from stdin, writes its answer to stdout, and gets URL and key in ``OPENAI_BASE_URL``
+                and ``OPENAI_API_KEY``.
+            agent_state: With ``replayed``, a snapshot is restored by starting the agent again and giving it the same
+                replies. With ``kept``, the agent must not run twice, so snapshots are refused after the first reply.
+            scorer: The name of the scorer that gives the reward.
+            max_turns: The number of replies of the policy after which the episode is cut.
+            timeout_s: The time limit of the agent between two requests, in seconds.
+            policy_errors: Names of exceptions, or exit codes such as ``exit 3``, with which the agent ends because of a bad
+                reply of the policy. Such an episode has the reward 0.
+            variables: Environment variables that are passed to a command.
             render_mode: As in Gymnasium.
 
         Raises:
-            ConfigurationError: an argument, or an agent that cannot be found.
+            ConfigurationError: an argument is wrong, or the agent cannot be found.
         """
         super().__init__(render_mode=render_mode)
         if max_turns < 1 or not timeout_s > 0:
@@ -98,7 +98,7 @@ class AgentProgram(AsyncEnv[ProgramState]):
         self.program = Program(agent, tuple(variables), known_errors(policy_errors))
         self.agent_state = agent_state
         if agent_state == "kept":
-            # Strategies that go back would otherwise play the actions once more where a snapshot is refused.
+            # With another capability, strategies that rewind would repeat the actions after a refused snapshot.
             self.capability = StateCapability.NONE  # type: ignore[misc]
         self.scorer = load_scorer(scorer)
         self.max_turns, self.timeout_s = max_turns, timeout_s
@@ -106,7 +106,7 @@ class AgentProgram(AsyncEnv[ProgramState]):
     async def areset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Info]:
-        """Poses ``options["task"]``, by default a sum, and waits for the agent's first request."""
+        """Starts the agent with ``options["task"]``, by default a sum, and waits for its first request."""
         await super().areset(seed=seed, options=options)
         task: Task = (options or {}).get("task") or Task("sum", "What is 2 + 3?", ("5",))
         replays = self.agent_state == "replayed"
@@ -115,26 +115,26 @@ class AgentProgram(AsyncEnv[ProgramState]):
         event = await session.begin()
         if isinstance(event, Ended):
             raise EnvFault(f"the agent ended before it asked its model: {_ending(event)}")
-        self._take(event)
-        return self._shown(event.messages, opens=True), {"task_id": task.id}
+        self._accept_request(event)
+        return self._as_observation(event.messages, opens=True), {"task_id": task.id}
 
     def turn_stop(self, stop: tuple[str, ...]) -> tuple[str, ...]:
-        """The stop strings of the run and those that the agent asks for."""
+        """Returns the stop strings of the run and those of the agent's request."""
         return (*stop, *self.state.request.stop)
 
     def native_tools(self) -> Sequence[ToolForm]:
-        """The tools that the agent declares to its model in the present context."""
+        """Returns the tools that the agent declares to its model in the present context."""
         return tuple(DeclaredTool(tool) for tool in self.state.request.tools)
 
     def native_action(self, turn: AssistantTurn) -> str:
-        """The text of ``turn`` and its calls; one with a call that cannot be read is text alone, as services return it."""
+        """Returns the text of ``turn`` and its calls; with a malformed call it is text only, as services return it."""
         read = [call for call in turn.calls if isinstance(call, NativeCall)]
         if len(read) == len(turn.calls):
             return called_text(turn.content, read)
         return "\n".join(part for part in (turn.content, *map(call_text, turn.calls)) if part)
 
     async def astep(self, action: str) -> Step:
-        """Gives ``action`` to the agent as the answer of its model, and waits for what it does next.
+        """Sends ``action`` to the agent as its model's reply, and waits for its next request or its end.
 
         Raises:
             EpisodeOver: the episode has ended or was never reset.
@@ -147,25 +147,29 @@ class AgentProgram(AsyncEnv[ProgramState]):
         turn, valid = _turn_of(said, state.turns)
         if state.request.one_call:
             turn = replace(turn, calls=turn.calls[:1])
-        # One that a stop string has ended is not truncated, whatever the sampler has gone on to write.
+        # A reply that ends at a stop string is not truncated, even if the sampler continued after it.
         reply = Reply(turn, replace(tokens, truncated=tokens.truncated and said == action))
         event = await state.session.reply(reply)
         state.turns += 1
         if isinstance(event, Ended):
-            return self._ended(event, valid)
+            return self._final_step(event, valid)
         asked = state.request
-        self._take(event)
+        self._accept_request(event)
         new = event.new_after((*asked.messages, turn), asked.tools)
-        observation = self._shown(new) if new else (_NEW_CONTEXT, *self._shown(event.messages, opens=True))
+        observation = (
+            self._as_observation(new)
+            if new
+            else (_NEW_CONTEXT, *self._as_observation(event.messages, opens=True))
+        )
         over = state.turns >= self.max_turns
         end = EndReason.TURN_LIMIT if over else None
         return self.result(observation, end=end, truncated=over, valid=valid)
 
-    def _take(self, request: ChatRequest) -> None:
-        """Lets ``request`` wait for the policy.
+    def _accept_request(self, request: ChatRequest) -> None:
+        """Makes ``request`` the one that the policy answers next.
 
         Raises:
-            ConfigurationError: it has stop strings, and the tokens of the model's own form end a turn.
+            ConfigurationError: it has stop strings, although tokens end the turns of a native policy.
         """
         if self.native and request.stop:
             raise ConfigurationError(
@@ -173,14 +177,14 @@ class AgentProgram(AsyncEnv[ProgramState]):
             )
         self.state.request = request
 
-    def _ended(self, event: Ended, valid: bool) -> Step:
+    def _final_step(self, event: Ended, valid: bool) -> Step:
         if event.mistake:
             return self.result((), end=EndReason.PARSE_ERROR, valid=False, answer="", error=event.mistake)
         score = self.scorer(event.answer, self.state.task.answers).value
         return self.result((), reward=score, end=EndReason.ANSWERED, valid=valid, answer=event.answer)
 
-    def _shown(self, messages: Sequence[Message], *, opens: bool = False) -> Observation:
-        """``messages`` as the chat format takes them: without a native form, tools and calls are written into the texts."""
+    def _as_observation(self, messages: Sequence[Message], *, opens: bool = False) -> Observation:
+        """Converts ``messages`` to an observation; without a native form, tools and calls are written into the texts."""
         if self.native:
             return tuple(messages)
         texts = [_with_tags(message) for message in messages]
@@ -190,22 +194,22 @@ class AgentProgram(AsyncEnv[ProgramState]):
         return tuple(texts)
 
     def render(self) -> str:
-        """The question, and how often the policy has answered."""
+        """Shows the question, and the number of the policy's replies."""
         return f"{self.state.task.question} [{self.state.turns} answers]"
 
 
 def without_stop(action: str, stop: Sequence[str]) -> str:
-    """``action`` as a service returns it: what comes before the first of ``stop``, which not every sampler knows of."""
+    """Returns ``action`` up to the first of ``stop``, as a service would: not every sampler knows the agent's ones."""
     return action[: min((action.index(text) for text in stop if text in action), default=None)]
 
 
 def _turn_of(action: str, number: int) -> tuple[Message, bool]:
-    """The turn that ``action`` is, and whether all that looks like a call in it could be read."""
+    """Parses ``action`` as a turn; also returns whether everything in it that looks like a call could be parsed."""
     calls = read_calls(action)
     if not calls or any(isinstance(call, ToolResult) for call in calls):
         return Message("assistant", action), not calls
     made = [call for call in calls if not isinstance(call, ToolResult)]
-    # Nine letters and digits, which Mistral's templates ask for where a context of its own shows the call again.
+    # Ids of nine letters and digits, which Mistral's templates require when a later context shows the call again.
     named = tuple(
         NativeCall(call.name, call.arguments, f"c{number:05d}{place:03d}") for place, call in enumerate(made)
     )

@@ -1,4 +1,4 @@
-"""The agent program: a function or a command of the user that is given a task and asks a model at an endpoint."""
+"""The agent program: a function or a command of the user that gets a task and queries a model at an endpoint."""
 
 import asyncio
 import inspect
@@ -20,42 +20,42 @@ from agentenv.core.types import Task
 from agentenv.errors import ConfigurationError, EnvFault
 
 FUNCTION, COMMAND = "python:", "stdio:"
-_INHERITED = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "USER", "VIRTUAL_ENV")
-"""Environment variables that a command gets besides those that are named: what every program needs."""
+_INHERITED_VARIABLES = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "USER", "VIRTUAL_ENV")
+"""Environment variables that every command gets, because every program needs them."""
 _OUTPUT_BYTES = 2**20
 _STDERR_LINES, _LINE_CHARS = 8, 200
-_PARTING_S = 2.0  # between SIGTERM and SIGKILL
-_GLANCE_S = 0.05  # between two looks at whether a process has ended
-_WAS_CUT = "LengthFinishReasonError"
-"""What OpenAI's client raises where an answer ends with ``length``, which is the policy's doing in every agent."""
+_KILL_DELAY_S = 2.0  # delay between SIGTERM and SIGKILL
+_POLL_S = 0.05  # interval of checks whether a process has ended
+_LENGTH_ERROR = "LengthFinishReasonError"
+"""The exception that OpenAI's client raises for a reply with finish reason ``length``; the policy causes it in any agent."""
 _MOST_THREADS = 1024
-_COROUTINES = BackgroundLoop("agentenv-agents", DaemonThreads(_MOST_THREADS, "agentenv-agent-call"))
-"""Where coroutines run: not on the loop of their endpoint, which one that blocks would hold up. What they call in threads
-waits for the model, which may wait for the requests of all other episodes: with few threads none would go on."""
-_THREADS = DaemonThreads(_MOST_THREADS, "agentenv-agent-program")
-"""Where plain functions run, each for as long as its episode."""
+_COROUTINE_LOOP = BackgroundLoop("agentenv-agents", DaemonThreads(_MOST_THREADS, "agentenv-agent-call"))
+"""Runs coroutines of agents, on another loop than the endpoint's, because an agent may block its loop. Their threads wait
+for the model, which may wait for requests of all other episodes, so a small pool could cause a deadlock."""
+_FUNCTION_THREADS = DaemonThreads(_MOST_THREADS, "agentenv-agent-program")
+"""Runs plain functions of agents, each for the length of its episode."""
 
 
 class AgentMistake(Exception):
-    """The agent has given up for a reason that the model's answers are to blame for."""
+    """The agent gave up because of the model's replies."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """An agent program, and how its failures are read."""
+    """An agent program, and how its failures are interpreted."""
 
     address: str
     """``python:MODULE:FUNCTION`` or ``stdio:COMMAND``."""
     variables: tuple[str, ...] = ()
-    """Environment variables that a command gets, beside the few that every program needs, such as ``PATH``."""
+    """Environment variables that a command gets in addition to those that every program needs, such as ``PATH``."""
     policy_errors: tuple[str, ...] = ()
-    """Names of exceptions, and codes such as ``exit 3``, with which it ends where the model has answered badly."""
+    """Names of exceptions, and exit codes such as ``exit 3``, with which it ends because of a bad reply of the model."""
 
     def __post_init__(self) -> None:
-        """Checks what can be known before it runs.
+        """Checks everything that can be checked before the program runs.
 
         Raises:
-            ConfigurationError: neither a function nor a command, no such function, or a variable that is not set.
+            ConfigurationError: it is neither a function nor a command, or the function or a variable does not exist.
         """
         if self.address.startswith(COMMAND) and self.words:
             if missing := [name for name in self.variables if name not in os.environ]:
@@ -74,7 +74,7 @@ class Program:
         """The words of the command.
 
         Raises:
-            ConfigurationError: a quote does not end.
+            ConfigurationError: a quote is not closed.
         """
         try:
             return shlex.split(self.address.removeprefix(COMMAND))
@@ -83,29 +83,29 @@ class Program:
 
     @cached_property
     def function(self) -> Callable[..., Any]:
-        """What a function's address names; its module is looked for in the current folder first."""
+        """The function that the address names. The current folder is searched first for its module."""
         function: Callable[..., Any] = load_own(self.address.removeprefix(FUNCTION), "function", called=True)
         return function
 
     async def run(self, task: Task, base_url: str, api_key: str) -> str:
-        """The program's answer to ``task``. Cancelling ends a command, and leaves a plain function behind.
+        """Runs the program on ``task`` and returns its answer. Cancelling ends a command, but abandons a plain function.
 
         Args:
-            task: What it is to do.
-            base_url: Where it finds its model.
-            api_key: What it sends there.
+            task: The task of the program.
+            base_url: The URL of its model.
+            api_key: The API key for that URL.
 
         Raises:
-            AgentMistake: it failed in a way that ``policy_errors`` names, or because the model's answer was cut.
-            EnvFault: it failed in any other way, or gave no text.
+            AgentMistake: it failed in a way that ``policy_errors`` names, or because the model's reply was truncated.
+            EnvFault: it failed in any other way, or did not return text.
         """
         if self.address.startswith(COMMAND):
             return await self._run_command(task, base_url, api_key)
         try:
-            answer = await self._called(task, base_url, api_key)
+            answer = await self._call_function(task, base_url, api_key)
         except (Exception, SystemExit) as error:
             kinds = {kind.__name__ for kind in type(error).__mro__}
-            failed = AgentMistake if kinds & {_WAS_CUT, *self.policy_errors} else EnvFault
+            failed = AgentMistake if kinds & {_LENGTH_ERROR, *self.policy_errors} else EnvFault
             raise failed(f"the agent raised {describe_error(error)}") from error
         if not isinstance(answer, str):
             raise EnvFault(
@@ -113,15 +113,17 @@ class Program:
             )
         return encodable(answer)
 
-    async def _called(self, task: Task, base_url: str, api_key: str) -> Any:
+    async def _call_function(self, task: Task, base_url: str, api_key: str) -> Any:
         given = {"base_url": base_url, "api_key": api_key}
         if inspect.iscoroutinefunction(self.function):
-            return await _COROUTINES.join(self.function(task, **given))
+            return await _COROUTINE_LOOP.join(self.function(task, **given))
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(_THREADS, lambda: self.function(task, **given))
+        return await loop.run_in_executor(_FUNCTION_THREADS, lambda: self.function(task, **given))
 
     async def _run_command(self, task: Task, base_url: str, api_key: str) -> str:
-        kept = {name: os.environ[name] for name in (*_INHERITED, *self.variables) if name in os.environ}
+        kept = {
+            name: os.environ[name] for name in (*_INHERITED_VARIABLES, *self.variables) if name in os.environ
+        }
         given = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": api_key, "AGENTENV_TASK_ID": task.id}
         pipe = asyncio.subprocess.PIPE
         try:
@@ -149,8 +151,8 @@ class Program:
             if reading.done():
                 reading.result()
             code = await exited
-            # A process that it has left behind may hold the pipes open.
-            await asyncio.wait([said, reading], timeout=_PARTING_S)
+            # A child process that the program left behind may keep the pipes open.
+            await asyncio.wait([said, reading], timeout=_KILL_DELAY_S)
             if reading.done():
                 reading.result()
         finally:
@@ -164,14 +166,14 @@ class Program:
 
 
 async def _exit_of(process: asyncio.subprocess.Process) -> int:
-    """The code with which it ends. In Python 3.11 ``wait`` waits for the pipes too, which a child may hold open."""
+    """Returns the exit code. In Python 3.11 ``wait`` also waits for the pipes, which a child process may keep open."""
     while process.returncode is None:
-        await asyncio.sleep(_GLANCE_S)
+        await asyncio.sleep(_POLL_S)
     return process.returncode
 
 
 async def _write(stream: asyncio.StreamWriter, text: str) -> None:
-    with suppress(ConnectionError):  # it need not read the question
+    with suppress(ConnectionError):  # the program need not read the question
         stream.write(encodable(text).encode())
         await stream.drain()
         stream.close()
@@ -189,7 +191,7 @@ async def _read(stream: asyncio.StreamReader, chunks: list[bytes]) -> None:
 
 
 async def _last_lines(stream: asyncio.StreamReader) -> str:
-    """The last line of a stream that is read to its end, so that the process never waits for a reader."""
+    """Reads a stream to its end, so that the process never blocks; returns its last lines."""
     kept: deque[bytes] = deque(maxlen=2)
     while chunk := await stream.read(65_536):
         kept.append(chunk[-_LINE_CHARS * _STDERR_LINES :])
@@ -198,8 +200,8 @@ async def _last_lines(stream: asyncio.StreamReader) -> str:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Ends the process and what it has started in its group, and reaps it."""
-    for sent, seconds in ((signal.SIGTERM, _PARTING_S), (signal.SIGKILL, None)):
+    """Ends the process and all processes of its group, and reaps it."""
+    for sent, seconds in ((signal.SIGTERM, _KILL_DELAY_S), (signal.SIGKILL, None)):
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, sent)
         with suppress(TimeoutError):
@@ -217,10 +219,10 @@ def _group_lives(group: int) -> bool:
 
 
 def known_errors(names: Sequence[str]) -> tuple[str, ...]:
-    """``names`` as a tuple.
+    """Checks the names of errors, and returns them as a tuple.
 
     Raises:
-        ConfigurationError: one of them is neither the name of an exception nor ``exit N``.
+        ConfigurationError: a name is neither that of an exception nor ``exit N``.
     """
     for name in names:
         if not (name.isidentifier() or (name.startswith("exit ") and name[5:].isdigit())):

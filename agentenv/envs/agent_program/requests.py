@@ -1,4 +1,4 @@
-"""What an agent asks of its model in the form of OpenAI's chat completions, and what it is answered."""
+"""Requests of an agent in the form of OpenAI's chat completions, and their replies."""
 
 import json
 import time
@@ -21,30 +21,32 @@ _BAD_REQUEST = 400
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """One request of an agent. Two are equal where they show a model the same."""
+    """One request of an agent. Two requests are equal if they show the same to a model."""
 
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...]
-    """In OpenAI's form."""
+    """The tools in OpenAI's form."""
     stop: tuple[str, ...] = ()
-    """Texts that end the answer, and are no part of it."""
+    """Stop strings, which are not part of the reply."""
     one_call: bool = False
-    """Whether the answer may call one tool at most."""
+    """Whether the reply may contain only one tool call."""
 
     def new_after(
         self, earlier: Sequence[Message], tools: Sequence[Mapping[str, Any]]
     ) -> tuple[Message, ...]:
-        """The messages with which it goes on from ``earlier``; none where it does not, and is a context of its own.
+        """Returns the messages by which the request continues ``earlier``; empty if it starts a new context.
 
-        A context of its own is also what answers some calls of the last turn and not others, what puts words into the
-        model's mouth, and what goes on with a system message: many templates take one at the beginning alone.
+        It also starts a new context if it answers only some calls of the last turn, contains a turn that the model did not
+        write, or continues with a system message, because many templates accept one only at the beginning.
 
         Args:
-            earlier: The messages of the request before, and the model's turn.
-            tools: Those of the request before.
+            earlier: The messages of the previous request, and the model's turn.
+            tools: The tools of the previous request.
         """
         old, new = self.messages[: len(earlier)], self.messages[len(earlier) :]
-        goes_on = [*map(_said, old)] == [*map(_said, earlier)] and [*self.tools] == [*tools]
+        goes_on = [*map(_normalised_content, old)] == [*map(_normalised_content, earlier)] and [
+            *self.tools
+        ] == [*tools]
         asked = [call.id for call in earlier[-1].calls]
         answered = [message.call_id for message in new if message.role == "tool"]
         if (
@@ -60,8 +62,8 @@ class ChatRequest:
 NOTHING_ASKED = ChatRequest((), ())
 
 
-def _said(message: Message) -> tuple[Any, ...]:
-    """What a message says, however an agent has spelled it: frameworks strip texts and write the JSON of calls anew."""
+def _normalised_content(message: Message) -> tuple[Any, ...]:
+    """Returns the content of a message in a normalised form: frameworks strip texts and reformat the JSON of calls."""
     calls = [(call.name, json.dumps(call.arguments, sort_keys=True)) for call in message.calls]
     return message.role, message.text.strip(), calls
 
@@ -70,7 +72,7 @@ _Stop = Annotated[str, Field(min_length=1)]
 
 
 class _Body(BaseModel):
-    """What changes a reply and is not served is refused; sampling is the trainer's, so that its settings are ignored."""
+    """The body of a request. Unsupported options that would change a reply are refused; sampling options are ignored."""
 
     messages: list[SentMessage] = Field(min_length=1)
     model: str = ""
@@ -88,21 +90,21 @@ class _Body(BaseModel):
 
 @dataclass(frozen=True)
 class Asked:
-    """A request with what only its reply has to know."""
+    """A request with the options that only its reply needs."""
 
     request: ChatRequest
     model: str
     stream: bool
     usage: bool
-    """Whether a stream ends with counts of tokens."""
+    """Whether a stream ends with token counts."""
 
 
 def read_request(body: bytes) -> Asked:
-    """The request in ``body``.
+    """Parses the request in ``body``.
 
     Raises:
-        Refusal: it is none, or asks for what is not served: several choices, log-probs, a forced call, a form of the
-            response, or messages other than texts.
+        Refusal: it is no such request, or asks for something unsupported: several choices, log-probs, a forced call, a
+            response format, or messages other than text.
     """
     try:
         found = _Body.model_validate_json(_whole_characters(body))
@@ -122,51 +124,51 @@ def read_request(body: bytes) -> Asked:
 
 
 def _whole_characters(body: bytes) -> bytes | str:
-    """``body`` with a question mark for half of a surrogate pair, as clients send it that cut a text within a character."""
+    """Replaces lone surrogates in ``body``, which clients send if they cut a text within a character, by question marks."""
     if b"\\ud" not in body.lower():
         return body
     try:
         return replace_surrogates(json.dumps(json.loads(body), ensure_ascii=False))
-    except (ValueError, RecursionError):  # which is refused with its reason later
+    except (ValueError, RecursionError):  # refused with its reason later
         return body
 
 
 @dataclass(frozen=True)
 class Reply:
-    """The model's turn, and the tokens that it took."""
+    """The model's turn, and its token counts."""
 
     turn: Message
     tokens: TurnTokens
 
     @property
     def finish(self) -> str:
-        """Why it ended, as services say it."""
+        """The finish reason in OpenAI's form."""
         return "length" if self.tokens.truncated else "tool_calls" if self.turn.calls else "stop"
 
     @property
     def usage(self) -> dict[str, int]:
-        """The tokens, as services count them."""
+        """The token counts in OpenAI's form."""
         prompt, sampled = self.tokens.prompt, self.tokens.completion
         return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
 
 
 def completion(asked: Asked, reply: Reply) -> dict[str, Any]:
-    """The body of ``reply``."""
+    """Makes the body of ``reply``."""
     turn = reply.turn
     message: dict[str, Any] = {"role": "assistant", "content": _content(turn)}
     if turn.calls:
         message["tool_calls"] = [openai_call(call) for call in turn.calls]
     choice = {"index": 0, "message": message, "finish_reason": reply.finish, "logprobs": None}
-    return _head(asked, "chat.completion") | {"choices": [choice], "usage": reply.usage}
+    return _reply_header(asked, "chat.completion") | {"choices": [choice], "usage": reply.usage}
 
 
 def stream_of(asked: Asked, reply: Reply) -> str:
-    """The body of ``reply`` as the events of a stream; the turn comes in one piece, as it was sampled before."""
+    """Makes the body of ``reply`` as events of a stream. The whole turn is a single event, because it was sampled before."""
     turn = reply.turn
     delta: dict[str, Any] = {"role": "assistant", "content": _content(turn)}
     if turn.calls:
         delta["tool_calls"] = [{"index": place} | openai_call(call) for place, call in enumerate(turn.calls)]
-    head = _head(asked, "chat.completion.chunk")
+    head = _reply_header(asked, "chat.completion.chunk")
     chunks: list[dict[str, Any]] = [
         head | {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]},
         head | {"choices": [{"index": 0, "delta": {}, "finish_reason": reply.finish}]},
@@ -177,10 +179,10 @@ def stream_of(asked: Asked, reply: Reply) -> str:
 
 
 def _content(turn: Message) -> str | None:
-    # An agent that returns the text of a turn without calls has to get one: the policy may write none, and be scored for it.
+    # An agent may return the text of a turn without calls, so it has to be a string even if the policy wrote nothing.
     return turn.text or (None if turn.calls else "")
 
 
-def _head(asked: Asked, kind: str) -> dict[str, Any]:
+def _reply_header(asked: Asked, kind: str) -> dict[str, Any]:
     id_ = f"chatcmpl-{uuid.uuid4().hex}"
     return {"id": id_, "object": kind, "created": int(time.time()), "model": asked.model}

@@ -1,4 +1,4 @@
-"""An agent at work on one task: a resource of an episode's state, which goes back by letting the agent work again."""
+"""A running agent program as a resource of an episode's state, which is restored by running the agent again."""
 
 import asyncio
 import atexit
@@ -20,25 +20,25 @@ from agentenv.web.gate import Refusal
 T = TypeVar("T")
 
 _CLOSE_S = 15.0
-_OVER = 410
+_GONE_STATUS = 410
 
 
 @dataclass(frozen=True)
 class Ended:
-    """The agent has ended."""
+    """The agent program ended."""
 
     answer: str = ""
     mistake: str = ""
-    """Why it gave up, where the model's answers are to blame; empty where it has answered."""
+    """Why it gave up because of the model's replies; empty if it answered."""
 
 
 Event = ChatRequest | Ended
-"""What an agent does next: it asks its model, or ends."""
+"""What an agent does next: send a request to its model, or end."""
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """A request and what answered it."""
+    """A request and its reply."""
 
     request: ChatRequest
     reply: Reply
@@ -46,44 +46,44 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Handle:
-    """A point in the work of an agent."""
+    """A point in the run of an agent, to which it can be restored."""
 
     exchanges: tuple[Exchange, ...]
     event: Event | None
 
 
 @dataclass
-class _Waiting:
-    """A request that has not been answered."""
+class _PendingRequest:
+    """A request that has not been answered yet."""
 
     asked: Asked
     reply: "asyncio.Future[Reply]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 class AgentSession:
-    """One run of an agent program, and what it has asked so far.
+    """One run of an agent program, with its requests so far.
 
-    A program cannot be captured. To go back, a new one is started and answered as before; one that asks otherwise than
-    before cannot go back.
+    A program cannot be captured. To restore a state, a new run is started and given the same replies. If its requests differ
+    from the recorded ones, it cannot be restored.
 
     Args:
-        program: What is run.
-        task: What it is to do.
-        timeout_s: Seconds between an answer of the model and the agent's next request, or its end.
-        replays: Whether it may work again; otherwise a snapshot is refused after the first answer.
+        program: The agent program.
+        task: Its task.
+        timeout_s: Time limit in seconds between a reply of the model and the agent's next request, or its end.
+        replays: Whether it may run again; otherwise a snapshot is refused after the first reply.
     """
 
     def __init__(self, program: Program, task: Task, *, timeout_s: float, replays: bool = True) -> None:
         self.program, self.task = program, task
         self.exchanges: list[Exchange] = []
         self.event: Event | None = None
-        """What it does now; None before it has begun."""
+        """What the agent does at present; None before it has started."""
         self._timeout_s, self._replays = timeout_s, replays
         self._key = ""
-        self._waiting: asyncio.Queue[_Waiting] = asyncio.Queue()
-        self._current: _Waiting | None = None
+        self._waiting: asyncio.Queue[_PendingRequest] = asyncio.Queue()
+        self._current: _PendingRequest | None = None
         self._refused = ""
-        """Why its last request was refused; empty where it was not."""
+        """Why its last request was refused; empty if it was not."""
         self._running: asyncio.Task[str] | None = None
         self._sound = True
 
@@ -91,60 +91,60 @@ class AgentSession:
         """Ends the agent of an environment that was never closed."""
         running = self.__dict__.get("_running")
         if running is not None and not running.done():
-            with suppress(RuntimeError):  # the loop has ended, and its tasks with it
+            with suppress(RuntimeError):  # the loop and its tasks have ended
                 running.get_loop().call_soon_threadsafe(running.cancel)
-                running.get_loop().call_soon_threadsafe(_refuse, self._unanswered())
+                running.get_loop().call_soon_threadsafe(_refuse_all, self._unanswered())
 
     async def begin(self) -> Event:
-        """Starts the agent; gives what it does first.
+        """Starts the agent; returns its first event.
 
         Raises:
-            EnvFault: it fails, or does nothing for too long.
-            MissingExtra: what the endpoint needs is not installed.
+            EnvFault: the agent fails, or takes too long.
+            MissingExtra: a package that the endpoint needs is not installed.
         """
         return await LOOP.join(self._begin())
 
     async def reply(self, reply: Reply) -> Event:
-        """Answers the request that the agent waits with; gives what it does next.
+        """Answers the agent's pending request; returns its next event.
 
         Raises:
-            EnvFault: it fails, is gone, or does nothing for too long.
+            EnvFault: the agent fails, has ended, or takes too long.
         """
         return await LOOP.join(self._reply(reply))
 
     def asked(self, asked: Asked) -> "asyncio.Future[Reply]":
-        """What the endpoint calls for a request of the agent; gives the reply, or a ``Refusal`` at the end."""
-        waiting = _Waiting(asked)
+        """Called by the endpoint for a request; returns a future of the reply, or of a ``Refusal`` after the end."""
+        waiting = _PendingRequest(asked)
         self._waiting.put_nowait(waiting)
         self._refused = ""
         return waiting.reply
 
     def refused(self, why: str) -> None:
-        """What the endpoint calls for a request that is not served: an agent that hides it is not to be scored."""
+        """Called by the endpoint for a request that is not served: an agent that hides this must not be scored."""
         self._refused = why
 
     def snapshot(self) -> Handle:
-        """What was asked and answered so far.
+        """Returns the requests and replies so far.
 
         Raises:
-            SnapshotRefused: the agent must not work again, and the model has answered.
+            SnapshotRefused: the agent must not run twice, and has had a reply already.
         """
         self._check_repeats()
         return Handle(tuple(self.exchanges), self.event)
 
     def restore(self, handle: Handle) -> None:
-        """Goes back to ``handle``.
+        """Returns to ``handle`` by a new run.
 
         Raises:
-            SnapshotRefused: the agent must not work again, and the model has answered.
-            SnapshotError: the agent asks otherwise than before, or fails.
+            SnapshotRefused: the agent must not run twice, and has had a reply already.
+            SnapshotError: the agent's requests differ from the recorded ones, or it fails.
         """
-        if handle != Handle(tuple(self.exchanges), self.event) or not self._is_sound:
+        if handle != Handle(tuple(self.exchanges), self.event) or not self._can_continue:
             self._check_repeats()
-            self._go_to(handle)
+            self._restore_handle(handle)
 
     def fork(self) -> "AgentSession":
-        """An agent of its own in the same state.
+        """Starts a separate agent and brings it to the same state.
 
         Raises:
             SnapshotRefused: as in ``snapshot``.
@@ -152,21 +152,21 @@ class AgentSession:
         """
         twin = AgentSession(self.program, self.task, timeout_s=self._timeout_s, replays=self._replays)
         try:
-            twin._go_to(self.snapshot())
+            twin._restore_handle(self.snapshot())
         except BaseException:
             twin.close()
             raise
         return twin
 
     def close(self) -> None:
-        """Ends the agent. On an event loop that runs, it does not wait for the end."""
+        """Ends the agent. Called on a running event loop, it does not wait for the end."""
         if asyncio._get_running_loop() is not None:
             LOOP.submit(self._end())
             return
         self._run(self._end(), _CLOSE_S)
 
     @property
-    def _is_sound(self) -> bool:
+    def _can_continue(self) -> bool:
         return self._sound and self._running is not None
 
     def _check_repeats(self) -> None:
@@ -179,8 +179,8 @@ class AgentSession:
     def _run(self, work: Coroutine[Any, Any, T], seconds: float) -> T:
         return LOOP.run(work, seconds)
 
-    def _go_to(self, handle: Handle) -> None:
-        self._run(self._repeat(handle), _CLOSE_S + self._timeout_s * (len(handle.exchanges) + 1))
+    def _restore_handle(self, handle: Handle) -> None:
+        self._run(self._replay(handle), _CLOSE_S + self._timeout_s * (len(handle.exchanges) + 1))
 
     async def _begin(self) -> Event:
         _sessions.add(self)
@@ -190,52 +190,52 @@ class AgentSession:
         return await self._next()
 
     async def _reply(self, reply: Reply) -> Event:
-        waiting = self._answerable()
+        waiting = self._pending_request()
         self.exchanges.append(Exchange(waiting.asked.request, reply))
         waiting.reply.set_result(reply)
         return await self._next()
 
-    def _answerable(self) -> _Waiting:
-        """The current request; where its client has given up waiting and has asked once more, that one.
+    def _pending_request(self) -> _PendingRequest:
+        """Returns the current request, or its repetition if the client stopped waiting and sent it again.
 
         Raises:
-            EnvFault: nobody waits for an answer.
+            EnvFault: no client waits for a reply.
         """
         waiting = self._current
         if waiting is not None and waiting.reply.done():
-            waiting = self._asked_again(waiting.asked.request)
+            waiting = self._repeated_request(waiting.asked.request)
         running = self._running
         if running is None or running.cancelled():
-            raise self._fault("the agent was ended while its model wrote")
+            raise self._mark_broken("the agent was ended while its model wrote")
         if running.done() and (failure := running.exception()):
-            raise self._fault(f"the agent ended while its model wrote: {failure}")
+            raise self._mark_broken(f"the agent ended while its model wrote: {failure}")
         if waiting is None:
-            raise self._fault(
+            raise self._mark_broken(
                 "the agent did not wait for the answer of its model: give its client a longer timeout, and let it await "
                 "every request that it makes at the same time as others"
             )
         return waiting
 
-    def _asked_again(self, request: ChatRequest) -> _Waiting | None:
-        """One that waits with the same ``request``; the others stay in the queue."""
-        queued = self._queued()
+    def _repeated_request(self, request: ChatRequest) -> _PendingRequest | None:
+        """Returns a pending request equal to ``request``; other requests stay in the queue."""
+        queued = self._drain_queue()
         again = next((one for one in queued if one.asked.request == request and not one.reply.done()), None)
         for one in queued:
             if one is not again:
                 self._waiting.put_nowait(one)
         return again
 
-    async def _next_waiting(self) -> _Waiting:
-        """The next request whose client still waits."""
+    async def _next_waiting(self) -> _PendingRequest:
+        """Returns the next request whose client still waits."""
         while (waiting := await self._waiting.get()).reply.done():
             pass
         return waiting
 
     async def _next(self) -> Event:
-        """What the agent does next. What others have asked in its name counts no more once it has ended.
+        """Waits for the agent's next event. Once it has ended, pending requests that others sent with its key are refused.
 
         Raises:
-            EnvFault: it fails, or does nothing for too long.
+            EnvFault: the agent fails, or takes too long.
         """
         assert self._running is not None
         asking = asyncio.create_task(self._next_waiting())
@@ -251,7 +251,7 @@ class AgentSession:
                 self.event = self._current.asked.request
             else:
                 why = f"; its last request was refused: {self._refused}" if self._refused else ""
-                raise self._fault(
+                raise self._mark_broken(
                     f"the agent has neither asked its model nor ended for {self._timeout_s:g} s{why}"
                 )
         finally:
@@ -270,9 +270,9 @@ class AgentSession:
             self._sound = False
             raise
         except asyncio.CancelledError:
-            raise self._fault("the agent was ended") from None
+            raise self._mark_broken("the agent was ended") from None
 
-    async def _repeat(self, handle: Handle) -> None:
+    async def _replay(self, handle: Handle) -> None:
         await self._end()
         self.exchanges, self.event = [], None
         if handle.event is None:
@@ -280,13 +280,13 @@ class AgentSession:
         try:
             await self._begin()
             for made in handle.exchanges:
-                self._check_same(made.request)
+                self._check_same_event(made.request)
                 await self._reply(made.reply)
-            self._check_same(handle.event)
+            self._check_same_event(handle.event)
         except EnvFault as fault:
             raise SnapshotError(str(fault)) from fault
 
-    def _check_same(self, before: Event) -> None:
+    def _check_same_event(self, before: Event) -> None:
         if self.event != before:
             raise SnapshotError(
                 f"the agent cannot go back: after {len(self.exchanges)} answers it does something else than before "
@@ -295,36 +295,36 @@ class AgentSession:
             )
 
     def forget(self) -> None:
-        """Leaves the agent to the process that has started it."""
+        """Forgets the agent in a forked process: it belongs to the parent process."""
         self._running = self._current = None
 
     async def _end(self) -> None:
         _sessions.discard(self)
         endpoint.close(self._key)
         running, self._running = self._running, None
-        _refuse(self._unanswered())
+        _refuse_all(self._unanswered())
         if running is not None and not running.done():
             running.cancel()
             await asyncio.wait([running], timeout=_CLOSE_S / 2)
         if running is not None and running.done() and not running.cancelled():
-            running.exception()  # which is of nobody's interest any more
+            running.exception()  # retrieved so that asyncio does not log it
 
-    def _unanswered(self) -> list[_Waiting]:
-        return [*([] if self._current is None else [self._current]), *self._queued()]
+    def _unanswered(self) -> list[_PendingRequest]:
+        return [*([] if self._current is None else [self._current]), *self._drain_queue()]
 
-    def _queued(self) -> list[_Waiting]:
-        """What is in the queue, which is empty afterwards."""
+    def _drain_queue(self) -> list[_PendingRequest]:
+        """Removes and returns all requests in the queue."""
         return [self._waiting.get_nowait() for _ in range(self._waiting.qsize())]
 
-    def _fault(self, why: str) -> EnvFault:
+    def _mark_broken(self, why: str) -> EnvFault:
         self._sound = False
         return EnvFault(why)
 
 
-def _refuse(unanswered: Sequence[_Waiting]) -> None:
+def _refuse_all(unanswered: Sequence[_PendingRequest]) -> None:
     for waiting in unanswered:
         if not waiting.reply.done():
-            waiting.reply.set_exception(Refusal(_OVER, "this episode is over", "episode_over"))
+            waiting.reply.set_exception(Refusal(_GONE_STATUS, "this episode is over", "episode_over"))
 
 
 def _described(event: Event | None) -> str:

@@ -1,4 +1,4 @@
-"""Pages in a real Chromium."""
+"""Environments on pages in a real Chromium."""
 
 from typing import TYPE_CHECKING
 

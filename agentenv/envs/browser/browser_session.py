@@ -1,7 +1,7 @@
-"""An episode on a page as a resource that can be rewound: captured as its history, brought back by playing that again.
+"""An episode on a page as a resource that can be rewound: a snapshot is its history, and restoring replays that.
 
-A browser's memory cannot be copied, so the state capability is ``replay``: what the page shows after every action is
-hashed, and a replay that shows something else is a fault and no state to go on from.
+A browser's memory cannot be copied, so the state capability is ``replay``. A digest of what the page shows is recorded after
+every action, and a replay that shows something else is a fault.
 """
 
 import hashlib
@@ -20,23 +20,23 @@ from agentenv.errors import BrowserFault, ReplayDivergence
 
 @dataclass(frozen=True)
 class BrowserStep:
-    """What an action led to."""
+    """The result of an action."""
 
     screen: Screen
     notes: Notes
     goal: str = ""
-    """What the page's goal element says; empty where its site has none."""
+    """The text of the page's goal element; empty if its site has none."""
 
     @property
     def digest(self) -> str:
-        """Twelve hexadecimal digits of everything but the pixels."""
+        """Twelve hexadecimal digits of a digest of everything except the pixels."""
         bare = replace(self.screen, image=None)
         return hashlib.sha256(repr((bare, self.notes, self.goal)).encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True)
 class History:
-    """Where an episode stands: how it began, what was done, and what each showed."""
+    """The history of an episode: its beginning, its actions, and the digest after each."""
 
     address: str
     seed: int
@@ -46,26 +46,26 @@ class History:
 
     @property
     def bytes(self) -> int:
-        """Size of the texts in it."""
+        """Size of its texts in bytes."""
         return len(repr(self))
 
 
 class BrowserSession:
-    """One episode's page. ``snapshot``, ``restore``, ``fork`` and ``close`` make it a resource of a state."""
+    """The page of one episode, as a resource of the environment's state."""
 
     def __init__(self, driver: Driver, site: Site, *, images: bool) -> None:
-        """A session without a page; see ``open``."""
+        """Makes a session without a page; see ``open``."""
         self._driver, self._site, self._images = driver, site, images
         self._tab: Tab | None = None
         self._history: History | None = None
 
     def __del__(self) -> None:
-        """Closes the page of an episode that nobody closed."""
+        """Closes the page of an episode that was never closed."""
         if (tab := self.__dict__.get("_tab")) is not None:
             self._driver.close_later(tab)
 
     async def open(self, address: str, seed: int) -> BrowserStep:
-        """Begins an episode.
+        """Starts an episode.
 
         Raises:
             BrowserFault: the browser or the page broke.
@@ -78,15 +78,15 @@ class BrowserSession:
         return seen
 
     async def act(self, action: Action) -> BrowserStep:
-        """Carries out an action; what the page makes of it is in the notes.
+        """Executes an action; the notes in the result describe what happened on the page.
 
         Raises:
-            PageHangs: the page came to no end or broke our scripts, though its browser is well; the session then has no
+            PageHangs: the page hangs or broke the scripts of this package while its browser works; the session then has no
                 page.
-            BrowserFault: the browser or the page broke, now or before.
+            BrowserFault: the browser or the page broke, now or earlier.
         """
-        tab, history = self._alive()
-        async with self._of_the_page(tab, f"the action {action.kind}"):
+        tab, history = self._require_page()
+        async with self._guarded_page(tab, f"the action {action.kind}"):
             notes = await tab.act(action)
             screen, goal = await tab.screen(image=self._images)
         seen = BrowserStep(screen, notes, goal)
@@ -96,19 +96,19 @@ class BrowserSession:
         return seen
 
     async def facts(self, answers: tuple[str, ...], *, ended: bool) -> PageFacts:
-        """What a validator learns.
+        """Returns the facts about the page for a validator.
 
         Raises:
             PageHangs: as in ``act``.
             BrowserFault: the browser or the page broke.
         """
-        tab, _ = self._alive()
-        async with self._of_the_page(tab, "reading the page"):
+        tab, _ = self._require_page()
+        async with self._guarded_page(tab, "reading the page"):
             return await tab.facts(answers, ended=ended)
 
     @asynccontextmanager
-    async def _of_the_page(self, tab: Tab, doing: str) -> AsyncIterator[None]:
-        """``guarded``, and what the page is to blame for is ``PageHangs``: the policy has brought it there."""
+    async def _guarded_page(self, tab: Tab, doing: str) -> AsyncIterator[None]:
+        """Like ``guarded``, but raises ``PageHangs`` if only the page fails, because the policy's actions led there."""
         try:
             async with guarded(doing):
                 yield
@@ -119,29 +119,29 @@ class BrowserSession:
             raise PageHangs from error
 
     async def screenshot(self) -> bytes:
-        """The page's pixels now, as a PNG.
+        """Returns the page's present pixels as a PNG.
 
         Raises:
             BrowserFault: the browser or the page broke.
         """
         async with guarded("a screenshot"):
-            return await self._alive()[0].screenshot()
+            return await self._require_page()[0].screenshot()
 
-    def _alive(self) -> tuple[Tab, History]:
+    def _require_page(self) -> tuple[Tab, History]:
         if self._tab is None or self._history is None:
             raise BrowserFault("the page is gone")
         return self._tab, self._history
 
     def snapshot(self) -> History:
-        """The history so far.
+        """Returns the history so far.
 
         Raises:
-            BrowserFault: the page is gone.
+            BrowserFault: the page no longer exists.
         """
-        return self._alive()[1]
+        return self._require_page()[1]
 
     def restore(self, handle: History) -> None:
-        """Opens a new page and plays ``handle`` on it.
+        """Opens a new page and replays ``handle`` on it.
 
         Raises:
             ReplayDivergence: the page showed something else than before; the session then has no page.
@@ -160,7 +160,7 @@ class BrowserSession:
             raise
 
     def fork(self) -> Self:
-        """A twin with a page of its own, brought here by replay.
+        """Makes a second session with its own page, which is brought to the same state by replay.
 
         Raises:
             ReplayDivergence: the page showed something else than before.
@@ -171,7 +171,7 @@ class BrowserSession:
         return twin
 
     async def leave(self) -> None:
-        """Closes the page; a second call does nothing."""
+        """Closes the page. A second call does nothing."""
         tab, self._tab = self._tab, None
         if tab is not None:
             await self._driver.close_tab(tab)
@@ -181,7 +181,7 @@ class BrowserSession:
         self._driver.submit(self.leave())
 
     def close(self) -> None:
-        """Closes the page, waiting for it."""
+        """Closes the page and waits for that."""
         if self._tab is not None:
             self._driver.submit(self.leave()).result()
 

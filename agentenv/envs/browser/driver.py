@@ -1,7 +1,7 @@
-"""One Chromium for all browser environments of a process, on a thread of its own.
+"""One Chromium for all browser environments of a process, controlled from a thread of its own.
 
-The driver keeps pages ready before they are asked for, and replaces the browser after a number of episodes: the new one
-takes over at once, the old one goes when its last page is closed.
+The driver keeps pages ready in advance, and replaces the browser after a number of episodes. New pages then open in the new
+browser, and the old one ends when its last page is closed.
 """
 
 import asyncio
@@ -31,9 +31,10 @@ NAMES = (
     "google-chrome",
     "chrome",
 )
-"""Programs that are looked for, in this order. The first two are the same browser without windows, in which a page costs
+"""Names of programs to search for, in this order. The first two are the same browser without windows, in which a page takes
 less than half of the processor time."""
-# No way out: no name resolves, what needs none goes to a proxy that is not there, and UDP may only go through that.
+# Blocks all network access: names do not resolve, other requests go to a proxy that does not exist, and UDP may use only
+# that proxy.
 NETWORK = (
     "--host-resolver-rules=MAP * ~NOTFOUND",
     "--proxy-server=http://127.0.0.1:9",
@@ -47,7 +48,7 @@ NETWORK = (
 )
 DRAWING = ("--disable-gpu", "--font-render-hinting=none", "--force-color-profile=srgb", "--hide-scrollbars")
 _OMNIBOX = ("WebUIOmniboxPopup", "WebUIOmniboxAimPopup", "WebUIOmniboxFullPopup")
-"""Pop-ups of an address bar that nobody sees: Chromium loads two pages of its own for them with every window."""
+"""Pop-ups of an address bar that is never visible. Chromium would load two pages for them with every window."""
 _PLAYWRIGHT = (
     "AvoidUnnecessaryBeforeUnloadCheckSync",
     "DestroyProfileOnBrowserClose",
@@ -63,12 +64,12 @@ _PLAYWRIGHT = (
     "AimEnabled",
     "PreconnectToSearch",
 )
-"""What playwright switches off itself: a second list of features takes the place of the first."""
+"""Features that playwright itself disables. They are repeated here, because a second list of features replaces the first."""
 FEATURES = ("--disable-features=" + ",".join((*_PLAYWRIGHT, *_OMNIBOX)),)
 
 
 def find_chromium() -> str | None:
-    """The Chromium that ``AGENTENV_CHROMIUM`` names, or one of the system; None where there is none."""
+    """Returns the Chromium that ``AGENTENV_CHROMIUM`` names, or an installed one; None without one."""
     named = os.environ.get(VARIABLE)
     if named:
         return shutil.which(named)
@@ -76,7 +77,7 @@ def find_chromium() -> str | None:
 
 
 def unavailable() -> str:
-    """Why no browser environment can run here; empty where one can."""
+    """Returns the reason why no browser environment can run here; empty if it can."""
     for module in ("playwright", "miniwob"):
         if importlib_missing(module):
             return f"{module} is not installed (the extra 'gui')"
@@ -94,7 +95,7 @@ class Chromium:
     """One browser process."""
 
     def __init__(self, browser: Any, files: contextlib.ExitStack) -> None:
-        """Takes over what was started; ``files`` removes the folder of its temporary files."""
+        """Takes ownership of a started browser. ``files`` removes the folder of its temporary files."""
         self.browser = browser
         self.files = files
         self.opened = 0
@@ -102,7 +103,7 @@ class Chromium:
         self.retired = False
 
     async def closed_if_idle(self) -> None:
-        """Ends a retired browser once its last page is gone."""
+        """Ends a retired browser once its last page is closed."""
         if self.retired and self.tabs == 0:
             await self.close()
 
@@ -110,23 +111,23 @@ class Chromium:
         """Ends the process."""
         with contextlib.suppress(Exception):
             await asyncio.wait_for(self.browser.close(), DEADLINE_S)
-        # Its last processes may have written there after it was no longer connected.
+        # Its processes may still write files after the connection has closed, so the folder is removed last.
         self.files.close()
 
 
 class Driver:
-    """Opens pages; one a process."""
+    """Opens pages in a browser that it starts, replaces and ends."""
 
     def __init__(self, *, recycle_after: int = 250, spares: int = 2) -> None:
-        """Starts the thread; the browser starts with the first page.
+        """Starts the thread. The browser starts with the first page.
 
         Args:
-            recycle_after: Pages after which a browser is replaced.
-            spares: Pages kept ready; a page for an address that was opened before is ready there.
+            recycle_after: Number of pages after which a browser is replaced.
+            spares: Number of pages kept ready, loaded with addresses that were opened before.
 
         Raises:
             MissingExtra: playwright is not installed.
-            ConfigurationError: there is no Chromium, or a bound is out of range.
+            ConfigurationError: no Chromium is installed, or a limit is out of range.
         """
         if importlib_missing("playwright"):
             raise MissingExtra.of("playwright", "gui")
@@ -160,14 +161,14 @@ class Driver:
         return self._background.submit(coroutine)
 
     async def open(self, site: Site, address: str, seed: int) -> Tab:
-        """A page in which the episode of ``address`` under ``seed`` has begun.
+        """Returns a page in which the episode of ``address`` with ``seed`` has started.
 
         Raises:
             BrowserFault: the browser does not start, or the page does not load.
         """
         waiting = address if site.begin else ""
         async with guarded("opening a page"):
-            tab = await self._take(site, waiting)
+            tab = await self._take_tab(site, waiting)
             try:
                 await tab.begin(address, seed)
             except BaseException:
@@ -177,7 +178,7 @@ class Driver:
         return tab
 
     async def is_well(self, tab: Tab) -> bool:
-        """Whether the browser of ``tab`` still shows other pages."""
+        """Whether the browser of ``tab`` can still show other pages."""
         chromium = self._owner.get(tab)
         if chromium is None or not chromium.browser.is_connected():
             return False
@@ -187,16 +188,16 @@ class Driver:
                 page = await context.new_page()
                 well = await page.evaluate("6 * 7") == 42
                 await context.close()
-        except Exception:  # whatever is wrong with it, it is not the page alone
+        except Exception:  # any error here means that the browser is broken too
             return False
         return bool(well)
 
     async def rest(self) -> None:
-        """Waits until the pages that are being made ready, or closed, are."""
+        """Waits until pages in preparation are ready, and closing ones are closed."""
         await asyncio.gather(*self._tasks)
 
     async def close_tab(self, tab: Tab) -> None:
-        """Closes a page, and the browser with it where it was the last one of a retired browser."""
+        """Closes a page; also closes a retired browser whose last page it was."""
         chromium = self._owner.pop(tab, None)
         await tab.close()
         if chromium is not None:
@@ -204,17 +205,17 @@ class Driver:
             await chromium.closed_if_idle()
 
     def close_later(self, tab: Tab) -> None:
-        """Has a page closed; takes no lock, so that a garbage collector may call it."""
-        with contextlib.suppress(RuntimeError):  # the loop has ended, and the browser with it
-            self._loop.call_soon_threadsafe(lambda: self._begin(self.close_tab(tab)))
+        """Schedules the closing of a page. It takes no lock, so a finaliser may call it."""
+        with contextlib.suppress(RuntimeError):  # the loop and the browser have ended
+            self._loop.call_soon_threadsafe(lambda: self._start_task(self.close_tab(tab)))
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _take(self, site: Site, address: str) -> Tab:
-        chromium = await self._live()
+    async def _take_tab(self, site: Site, address: str) -> Tab:
+        chromium = await self._live_browser()
         for entry in self._ready:
             if entry[0] is chromium and entry[1].site is site and entry[2] == address:
                 self._ready.remove(entry)
@@ -223,7 +224,7 @@ class Driver:
 
     async def _new_tab(self, site: Site, address: str) -> Tab:
         self._loop = asyncio.get_running_loop()
-        chromium = await self._live()
+        chromium = await self._live_browser()
         chromium.opened += 1
         chromium.tabs += 1
         try:
@@ -236,30 +237,30 @@ class Driver:
 
     def _refill(self, site: Site, address: str) -> None:
         if self._spares:
-            self._begin(self._prepare(site, address))
+            self._start_task(self._prepare(site, address))
 
     async def _prepare(self, site: Site, address: str) -> None:
-        """Makes a page ready; the oldest ones make room."""
-        with contextlib.suppress(BrowserFault):  # the next episode will say so
+        """Makes a page ready for later; the oldest ready pages are closed if there are too many."""
+        with contextlib.suppress(BrowserFault):  # the next episode will raise the error
             async with guarded("preparing a page"):
                 tab = await self._new_tab(site, address)
                 self._ready.append((self._owner[tab], tab, address))
                 while len(self._ready) > self._spares:
                     await self.close_tab(self._ready.pop(0)[1])
 
-    async def _live(self) -> Chromium:
-        """The present browser; started where there is none, and replaced where its time has come."""
+    async def _live_browser(self) -> Chromium:
+        """Returns the present browser; starts one if there is none, and replaces one that has had its number of pages."""
         async with self._starting:
             if self._chromium is not None and not self._chromium.browser.is_connected():
                 self._chromium.files.close()
                 self._chromium = None
             if self._chromium is not None and self._chromium.opened >= self._recycle_after:
-                await self._retire()
+                await self._retire_browser()
             if self._chromium is None:
                 self._chromium = await self._launch()
             return self._chromium
 
-    async def _retire(self) -> None:
+    async def _retire_browser(self) -> None:
         old, self._chromium = self._chromium, None
         assert old is not None
         old.retired = True
@@ -274,10 +275,10 @@ class Driver:
 
         if self._playwright is None:
             self._playwright = await async_playwright().start()
-        # Chromium's own sandbox cannot be had by root.
+        # Chromium's own sandbox does not work for root.
         flags = [*NETWORK, *DRAWING, *FEATURES, *(["--no-sandbox"] if os.geteuid() == 0 else [])]
-        # A browser that is killed leaves its temporary files, so it has a folder of its own for them. The name is short:
-        # a socket is made in it, whose address has room for 107 characters.
+        # A browser that is killed leaves its temporary files behind, so it gets its own folder for them. The name is short,
+        # because a socket is created there, whose path may have at most 107 characters.
         with contextlib.ExitStack() as stack:
             folder = stack.enter_context(temporary_folder("gui"))
             browser = await self._playwright.chromium.launch(
@@ -291,7 +292,7 @@ class Driver:
             return Chromium(browser, stack.pop_all())
 
     def close(self) -> None:
-        """Ends the browser, its helper process and the thread; a second call does nothing."""
+        """Ends the browser, its helper process and the thread. A second call does nothing."""
         if self._closed:
             return
         with contextlib.suppress(Exception):
@@ -311,11 +312,11 @@ class Driver:
 
 @functools.cache
 def shared_driver() -> Driver:
-    """The driver of all browser environments of this process.
+    """Returns the driver that all browser environments of this process share.
 
     Raises:
         MissingExtra: playwright is not installed.
-        ConfigurationError: there is no Chromium.
+        ConfigurationError: no Chromium is installed.
     """
     made = Driver()
     atexit.register(made.close)

@@ -1,8 +1,8 @@
-"""``agentenv/Browser-v0``: a real Chromium, MiniWoB pages or any local page, and no network.
+"""``agentenv/Browser-v0``: tasks in a real Chromium without a network, on MiniWoB pages or any local page.
 
-Every episode has a browser context of its own, a seeded clock and seeded randomness; a step ends when the page rests and
-not after a pause. What the page says (errors, dialogs, refused actions, stopped requests) is told to the policy; what
-breaks under us is a fault. A snapshot is the episode's history, and going back plays it again.
+Every episode has its own browser context, with a seeded clock and seeded randomness. A step ends when the page is idle, and
+not after a fixed delay. The policy is told about events of the page (errors, dialogs, refused actions, blocked requests). A
+failure of the browser is a fault. A snapshot is the episode's history, and restoring replays it.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 SPLITS = ("train", "dev", "test")
 SEEDS = 2**31
-"""Seeds of a page."""
+"""Number of possible seeds of a page."""
 
 KINDS = (
     ActionKind.CLICK,
@@ -62,7 +62,7 @@ KINDS = (
     ActionKind.ANSWER,
     ActionKind.TERMINATE,
 )
-"""What can be done to a page: no script is evaluated and no address entered."""
+"""The actions that are possible on a page. None of them evaluates a script or enters an address."""
 STOPPED = {"navigation": "NavigationBlocked", "network": "NetworkBlocked", "popup": "PopupBlocked"}
 SENTENCES = {
     "error": "The page reports an error: {}",
@@ -89,7 +89,7 @@ class BrowserState:
 
 
 class Browser(AsyncEnv[BrowserState]):
-    """Look, act, and be done when the page or the validator says so."""
+    """Acts on a page until the page or the validator decides the task."""
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi", "rgb_array"], "render_fps": 2}  # type: ignore[misc]
     capability: ClassVar[StateCapability] = StateCapability.REPLAY
@@ -111,24 +111,24 @@ class Browser(AsyncEnv[BrowserState]):
         driver: Driver | None = None,
         render_mode: str | None = None,
     ) -> None:
-        """Builds an environment over tasks.
+        """Makes an environment over tasks.
 
         Args:
-            tasks: Tasks with ``data["page"]``, a file of the site; None takes all of MiniWoB that is not played against the
-                clock.
-            site: The folder of the pages; None takes MiniWoB.
-            validator: Gives the reward of a page that gives none itself; asked after every action.
+            tasks: Tasks with ``data["page"]``, a file of the site; None uses all pages of MiniWoB without a time limit.
+            site: The folder of the pages; None uses MiniWoB.
+            validator: Gives the reward for pages that give none themselves. It is called after every action.
             tree: Whether the policy sees the UI tree.
-            pixels: Whether it sees the screen's image.
-            places: Whether the UI tree says where each element is.
-            max_steps: Actions before the episode is cut.
-            prompt: Opening message; must hold ``{goal}``; ``{actions}`` and ``{example}`` are filled too.
-            driver: The browser; None takes the one that all environments of this process share.
+            pixels: Whether the policy sees an image of the screen.
+            places: Whether the UI tree contains the position of each element.
+            max_steps: Number of actions after which the episode is cut.
+            prompt: The opening message. It must contain ``{goal}``, and may contain ``{actions}`` and ``{example}``.
+            driver: The browser driver; None uses the one that all environments of this process share.
             render_mode: ``ansi``, ``rgb_array`` or None.
 
         Raises:
             MissingExtra: playwright or miniwob is not installed.
-            ConfigurationError: no Chromium, no ``{goal}`` in the prompt, nothing to see, or nobody who gives the reward.
+            ConfigurationError: there is no Chromium, no ``{goal}`` in the prompt, nothing to see, or nothing that gives the
+                reward.
         """
         super().__init__(render_mode=render_mode)
         require_placeholder(prompt, "goal")
@@ -148,16 +148,16 @@ class Browser(AsyncEnv[BrowserState]):
     def make_tasks(
         cls, n: int, *, seed: int = 0, split: str = "train", pages: Sequence[str] | None = None
     ) -> Sequence[Task]:
-        """Pages of MiniWoB in turn, each with a seed of its own; no seed stands in two splits.
+        """Makes tasks from the pages of MiniWoB in turn, each with its own seed; different splits share no seed.
 
         Args:
-            n: How many.
-            seed: Gives other seeds to the pages.
-            split: train, dev or test.
-            pages: Names such as ``click-button``; None takes those that have an expert.
+            n: Number of tasks.
+            seed: Selects the seeds of the pages.
+            split: ``train``, ``dev`` or ``test``.
+            pages: Names such as ``click-button``; None uses those that have an expert.
 
         Raises:
-            UnknownName: no such split or page.
+            UnknownName: there is no such split or page.
         """
         check_known("split", split, SPLITS)
         known = [task.id.partition("/")[2] for task in miniwob_tasks()]
@@ -171,18 +171,18 @@ class Browser(AsyncEnv[BrowserState]):
         )
 
     def held_tasks(self) -> Sequence[Task]:
-        """The tasks that it was given, or those of its default."""
+        """Returns the tasks that were given to the constructor, or its default tasks."""
         return self._tasks
 
     async def areset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Info]:
-        """Opens the page of ``options["task"]``, or of a task drawn by the seed.
+        """Opens the page of ``options["task"]``, or of a task drawn with the seed.
 
         Raises:
-            DatasetError: there is no task.
+            DatasetError: there are no tasks.
             ConfigurationError: the task's page does not exist.
-            BrowserFault: the browser does not start or broke.
+            BrowserFault: the browser does not start, or broke.
         """
         await super().areset(seed=seed, options=options)
         task = self.choose_task(options)
@@ -207,15 +207,15 @@ class Browser(AsyncEnv[BrowserState]):
         return self._format.message(self.screen(), before)
 
     def screen(self) -> Screen:
-        """What is on the screen, with pixels where the policy sees them."""
+        """Returns the present screen, with pixels if the policy sees them."""
         return self.state.seen.screen
 
     def scene(self) -> ScreenScene:
-        """What the page showed last."""
+        """Returns the last screen of the page."""
         return ScreenScene(self.screen())
 
     async def astep(self, action: str) -> Step:
-        """Carries out the one action of ``action``.
+        """Executes the action in ``action``.
 
         Raises:
             EpisodeOver: the episode has ended or was never reset.
@@ -227,31 +227,32 @@ class Browser(AsyncEnv[BrowserState]):
         reply = parse_reply(action, KINDS)
         if reply.action is None:
             wrong = ToolResult("none", ToolStatus.FORMAT_ERROR, reply.error, "no action")
-            return self._going_on(reply.error, (wrong,), valid=False)
+            return self._next_step(reply.error, (wrong,), valid=False)
         done = reply.action
         if done.kind is ActionKind.ANSWER:
             state.answers += (done.text,)
         try:
-            notes = await self._carried_out(done)
+            notes = await self._execute(done)
             results = (result_of(done, notes),)
             if notes.looping:
                 return self.result((), end=EndReason.TIME_LIMIT, truncated=True, tool_results=results)
             verdict = await self._verdict(notes, ended=done.kind is ActionKind.TERMINATE)
-        except PageHangs:  # the policy has chosen the action; a fault would exclude its episode
+        # caused by the policy's action, so it must not be a fault that excludes the episode
+        except PageHangs:
             hung = ToolResult(str(done.kind), ToolStatus.TIMEOUT, error_class="PageHangs")
             return self.result((), end=EndReason.TIME_LIMIT, truncated=True, tool_results=(hung,))
         if verdict is not None:
             return self.result((), reward=verdict, end=EndReason.SUBMITTED, tool_results=results)
-        return self._going_on(results[0].text, results)
+        return self._next_step(results[0].text, results)
 
-    async def _carried_out(self, action: Action) -> Notes:
-        """What happened on the page during ``action``; nothing where that is for us and not for the page."""
+    async def _execute(self, action: Action) -> Notes:
+        """Executes ``action`` on the page; an action that concerns only the environment does nothing there."""
         if action.kind in (ActionKind.ANSWER, ActionKind.TERMINATE):
             return Notes()
         self.state.seen = await self._on_driver(self.state.session.act(action))
         return self.state.seen.notes
 
-    def _going_on(self, feedback: str, results: tuple[ToolResult, ...], *, valid: bool = True) -> Step:
+    def _next_step(self, feedback: str, results: tuple[ToolResult, ...], *, valid: bool = True) -> Step:
         if self.state.turns >= self._max_steps:
             return self.result(
                 (), end=EndReason.TURN_LIMIT, truncated=True, valid=valid, tool_results=results
@@ -260,7 +261,7 @@ class Browser(AsyncEnv[BrowserState]):
         return self.result((self._screen_message(before),), valid=valid, tool_results=results)
 
     async def _verdict(self, notes: Notes, *, ended: bool) -> float | None:
-        """The reward, once the task is decided or the policy has ended the episode."""
+        """Returns the reward once the task is decided or the policy has ended the episode; None before."""
         verdict = None if notes.reward is None else min(1.0, max(0.0, notes.reward))
         if self._validator is not None:
             facts = await self._on_driver(self.state.session.facts(self.state.answers, ended=ended))
@@ -268,7 +269,7 @@ class Browser(AsyncEnv[BrowserState]):
         return 0.0 if verdict is None and ended else verdict
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Goes back to ``snapshot`` on a new page, by replay.
+        """Returns to ``snapshot`` on a new page by replay.
 
         Raises:
             SnapshotError: the snapshot belongs to another environment or was released.
@@ -284,7 +285,7 @@ class Browser(AsyncEnv[BrowserState]):
             raise
 
     def fork(self, n: int = 1) -> list[Self]:
-        """``n`` twins on pages of their own, brought here by replay.
+        """Makes ``n`` copies with pages of their own, brought to the same state by replay.
 
         Raises:
             ReplayDivergence: a page showed something else than before.
@@ -298,7 +299,7 @@ class Browser(AsyncEnv[BrowserState]):
             raise
 
     def expert(self) -> Sequence[str] | None:
-        """What the page's expert does, found out on a page of its own; None where it has none."""
+        """Returns the actions of the page's expert, which plays on a page of its own; None if the page has no expert."""
         state = self.state
         acting = EXPERTS.get(state.task.data["page"])
         if acting is None:
@@ -309,7 +310,7 @@ class Browser(AsyncEnv[BrowserState]):
         return [action_text(action, "I go on.") for action in self._driver.submit(playing).result()[0]]
 
     def render(self) -> "str | NDArray[np.uint8]":
-        """The UI tree, or the picture as uint8[height, width, 3]."""
+        """Returns the UI tree, or the picture as uint8[height, width, 3]."""
         state = self.state
         if self.render_mode != "rgb_array":
             return f"{state.goal} [{state.turns} turns]\n{state.seen.screen.as_text()}"
@@ -320,7 +321,7 @@ class Browser(AsyncEnv[BrowserState]):
 
 
 def result_of(action: Action, notes: Notes) -> ToolResult:
-    """What an action led to, as the policy is told."""
+    """Returns the result of an action as the policy sees it."""
     lines = [notes.refused] if notes.refused else []
     lines += [SENTENCES[kind].format(text) for kind, text in notes.events]
     kinds = [kind for kind, _ in notes.events]

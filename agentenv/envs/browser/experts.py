@@ -1,4 +1,4 @@
-"""Scripted experts for MiniWoB: each reads the goal and the UI tree, as a policy would, and gives actions."""
+"""Scripted experts for MiniWoB. Each reads the goal and the UI tree, like a policy, and yields actions."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -11,18 +11,18 @@ from agentenv.envs.gui.screen import Element
 
 @dataclass
 class PageView:
-    """What an expert sees; renewed after each of its actions."""
+    """What an expert sees. It is updated after each of its actions."""
 
     seen: BrowserStep
 
     @property
     def goal(self) -> str:
-        """What is to be done."""
+        """The goal of the episode."""
         return self.seen.goal
 
     @property
     def elements(self) -> tuple[Element, ...]:
-        """Everything on the screen."""
+        """All elements on the screen."""
         return self.seen.screen.elements or ()
 
     def quoted(self) -> list[str]:
@@ -30,12 +30,12 @@ class PageView:
         return re.findall(r'"([^"]*)"', self.goal)
 
     def all(self, role: str = "", text: str | None = None) -> list[Element]:
-        """The elements of a role and an exact text, where these are given."""
+        """Returns the elements with a role and an exact text, if these are given."""
         fits = [element for element in self.elements if role in ("", element.role)]
         return [element for element in fits if text is None or element.text == text]
 
     def one(self, role: str = "", text: str | None = None) -> Element:
-        """The first of ``all``; an expert that does not find what it needs is at its end."""
+        """Returns the first of ``all``; raises an error that ends the expert if there is none."""
         found = self.all(role, text)
         if not found:
             raise LookupError(f"no {role or 'element'} {text!r} on the screen")
@@ -44,11 +44,11 @@ class PageView:
 
 Expert = Callable[[PageView], Iterator[Action]]
 EXPERTS: dict[str, Expert] = {}
-"""Experts by the page that they know."""
+"""Experts by the name of their page."""
 
 
 def expert(*names: str) -> Callable[[Expert], Expert]:
-    """Registers the expert of some pages of MiniWoB."""
+    """Registers the expert of one or more pages of MiniWoB."""
 
     def keep(function: Expert) -> Expert:
         EXPERTS.update({f"miniwob/{name}.html": function for name in names})
@@ -78,12 +78,12 @@ def scroll(element: Element, direction: Direction) -> Action:
 
 
 def listed(text: str) -> list[str]:
-    """The parts of ``a, b, c``."""
+    """Splits ``a, b, c`` into its parts."""
     return [part.strip() for part in text.split(",")]
 
 
 def found_in(pattern: str, text: str) -> Sequence[str]:
-    """The groups of a pattern that the goals of a page follow."""
+    """Returns the groups of a pattern that matches the goals of a page."""
     match = re.search(pattern, text)
     if match is None:
         raise LookupError(f"{text!r} is no goal like {pattern!r}")
@@ -91,7 +91,7 @@ def found_in(pattern: str, text: str) -> Sequence[str]:
 
 
 def submit(view: PageView) -> Action:
-    """Clicks what sends a form off."""
+    """Clicks the button that submits a form."""
     names = ("Submit", "submit", "Search", "Login", "Go!")
     return click(next(element for name in names for element in view.all(text=name)))
 
@@ -99,17 +99,17 @@ def submit(view: PageView) -> Action:
 async def rehearse(
     session: BrowserSession, address: str, seed: int, acting: Expert, limit: int
 ) -> tuple[list[Action], float | None]:
-    """Lets an expert play an episode on a page of its own.
+    """Plays an episode with an expert on a page of its own.
 
     Args:
-        session: One without a page; it is left without one.
-        address: The page.
-        seed: Of the episode.
+        session: A session without a page. Its page is closed again at the end.
+        address: The address of the page.
+        seed: The seed of the episode.
         acting: The expert.
-        limit: Actions after which it is stopped.
+        limit: Number of actions after which the expert is stopped.
 
     Returns:
-        What it did, and what the page gave; None where it came to no end.
+        The expert's actions, and the reward of the page; None if the episode did not end.
     """
     played: list[Action] = []
     try:

@@ -160,12 +160,12 @@ def parity(view: PageView) -> Iterator[Action]:
 @expert("generate-number")
 def generated(view: PageView) -> Iterator[Action]:
     yield click(view.one("button", "Generate"))
-    while not _fits(view.goal, view.all("text")[0].text):
+    while not _satisfies(view.goal, view.all("text")[0].text):
         yield click(view.one("button", "Generate"))
     yield submit(view)
 
 
-def _fits(goal: str, displayed: str) -> bool:
+def _satisfies(goal: str, displayed: str) -> bool:
     if not displayed.lstrip("-").isdigit():
         return False
     number = int(displayed)

@@ -154,7 +154,7 @@ def spinner(view: PageView) -> Iterator[Action]:
 def slider(view: PageView) -> Iterator[Action]:
     wanted = int(found_in(r"Select (-?\d+)", view.goal)[0])
     yield click(view.one("graphic"))
-    # A page is a fifth of the slider, and less only where its end is nearer.
+    # One step of Page Up or Page Down is a fifth of the slider, or less at its ends.
     page = 0
     while left := wanted - (before := int(view.one("text").text)):
         if 2 * abs(left) <= page or abs(left) == 1:
@@ -220,7 +220,7 @@ def mail(view: PageView) -> Iterator[Action]:
     row = view.one("text", name).box.centre[1]
     icon = "trash" if "delete" in view.goal else "star" if "important" in view.goal else ""
     if icon:
-        # Icons are pictures, which a busy machine may load after the text.
+        # Icons are images, which may load after the text on a busy machine.
         while not (near := [one for one in view.all("graphic") if one.text.split()[0] == icon]):
             yield Action(ActionKind.WAIT, time=0.2)
         yield click(min(near, key=lambda one: abs(one.box.centre[1] - row)))

@@ -1,6 +1,6 @@
-"""One episode's page in a browser: opened, acted on, waited for, looked at.
+"""The page of one episode in a browser: loading it, acting on it, waiting for it and reading it.
 
-What the page does is told in ``Notes``, for the policy; what breaks under us is a ``BrowserFault``.
+What happens on the page is recorded in ``Notes`` for the policy; failures of the browser raise ``BrowserFault``.
 """
 
 import asyncio
@@ -20,30 +20,30 @@ from agentenv.errors import BrowserFault
 
 WORLD = "agentenv"
 SETTLE_MS = 3000
-"""Virtual milliseconds after which a page that never rests is looked at all the same."""
+"""Virtual milliseconds after which a page that never becomes idle is read anyway."""
 LEAST_MS = 20
-"""Virtual milliseconds that every action takes."""
+"""Virtual milliseconds that every action takes at least."""
 DRAWN = frozenset({"Image", "Font", "Stylesheet"})
-"""Kinds of requests that change what is to be seen without a script."""
+"""Kinds of requests that change what is visible without a script."""
 DRAWN_S = 2.0
-"""Seconds after which the page is looked at without them."""
-MAX_ROUNDS = 20  # of navigations and requests after one action
-MAX_SAID = 500  # characters of an error of the page
-MAX_NOTES = 20  # of what happened during one action
-MAX_NOTE = 200  # characters of one
+"""Seconds after which the page is read without waiting for them any longer."""
+MAX_ROUNDS = 20  # largest number of navigations and requests after one action
+MAX_SAID = 500  # largest number of characters of a page error
+MAX_NOTES = 20  # largest number of events during one action
+MAX_NOTE = 200  # largest number of characters of one event
 EVENTS = frozenset({"error", "alert", "confirm", "prompt", "navigation", "network", "popup"})
 DEADLINE_S = 30.0
-WAIT_LIMIT_S = 60.0  # of a wait or a long press, in virtual seconds
-SCROLLED = 0.8  # of what is visible, by one scroll
+WAIT_LIMIT_S = 60.0  # longest wait or long press, in virtual seconds
+SCROLLED = 0.8  # share of the visible area that one scroll moves
 DIRECTIONS = {"up": (0, -1), "down": (0, 1), "left": (-1, 0), "right": (1, 0)}
 
 
 class PageRefused(Exception):
-    """The page does not take this action; the sentence is for the policy."""
+    """The page refuses this action. The message is a sentence for the policy."""
 
 
 class PageHangs(Exception):
-    """The page answers no more, and its browser does: an action has led to a script without end."""
+    """The page hangs while its browser works: an action led to a script that does not end."""
 
 
 class LatePage(BrowserFault):
@@ -51,7 +51,7 @@ class LatePage(BrowserFault):
 
 
 class BrokenPage(BrowserFault):
-    """A script of ours failed on the page, which has changed what it relies on."""
+    """A script of this package failed on the page, because the page changed something that it relies on."""
 
 
 @dataclass
@@ -59,13 +59,13 @@ class Notes:
     """What happened on the page during one action."""
 
     events: list[tuple[str, str]] = field(default_factory=list)
-    """Kind (one of ``EVENTS``) and text on one line; what has the kind navigation, network or popup was stopped."""
+    """Kind (one of ``EVENTS``) and text on one line. Events of the kinds navigation, network and popup were blocked."""
     looping: bool = False
-    """Whether the page opened dialogs without end."""
+    """Whether the page kept opening dialogs without end."""
     reward: float | None = None
-    """What the page gave, once the task was decided."""
+    """The reward of the page, once the task was decided."""
     refused: str = ""
-    """Why the action could not be carried out; empty where it was."""
+    """Why the action could not be executed; empty if it was executed."""
 
 
 @functools.cache
@@ -74,7 +74,7 @@ def _script(name: str) -> str:
 
 
 def prelude(site: Site) -> str:
-    """The script that runs first in every document of ``site``."""
+    """Returns the script that runs first in every document of ``site``."""
     settings = (
         f"{{navigates: {json.dumps(site.navigates)}, style: {json.dumps(site.style)}, "
         f"begin: {site.begin or '() => {}'}}}"
@@ -84,7 +84,7 @@ def prelude(site: Site) -> str:
 
 
 def tree(site: Site) -> str:
-    """The script that reads documents of ``site`` from a world of its own."""
+    """Returns the script that reads documents of ``site`` in an isolated world."""
     before, _, after = _script("tree.js").split("/*IGNORED*/")
     return before + json.dumps(site.ignored) + after
 
@@ -101,13 +101,13 @@ class Tab:
         self._drawing: set[str] = set()
         self._loads = 0
         self._downloads = 0
-        self._world: tuple[int, int] = (-1, 0)  # the load it belongs to, and its id
+        self._world: tuple[int, int] = (-1, 0)  # the page load that it belongs to, and its id
         self._crashed = False
         self._answered = asyncio.Event()
 
     @classmethod
     async def open(cls, browser: Any, site: Site, address: str = "") -> "Tab":
-        """A page in a new context, blank or loaded with ``address``, in which no episode has begun."""
+        """Opens a page in a new context, blank or loaded with ``address``, without starting an episode."""
         context = await browser.new_context(
             viewport={"width": site.width, "height": site.height},
             locale="en-US",
@@ -119,16 +119,16 @@ class Tab:
         tab = cls(context, site)
         await context.route("**/*", tab._serve)
         page = tab._page = await context.new_page()
-        page.on("load", tab._loaded)
-        page.on("download", tab._downloaded)
-        page.on("crash", tab._crash)
-        page.on("close", tab._crash)  # as it is where the browser dies: nothing is waited for any more
-        context.on("page", tab._popup)
+        page.on("load", tab._on_load)
+        page.on("download", tab._on_download)
+        page.on("crash", tab._on_crash)
+        page.on("close", tab._on_crash)  # also called if the browser dies; ends all waits
+        context.on("page", tab._on_popup)
         tab._cdp = await context.new_cdp_session(page)
         tab._cdp.on("Runtime.bindingCalled", tab._report)
-        tab._cdp.on("Network.requestWillBeSent", tab._asked)
-        tab._cdp.on("Network.loadingFinished", tab._answer)
-        tab._cdp.on("Network.loadingFailed", tab._answer)
+        tab._cdp.on("Network.requestWillBeSent", tab._on_request)
+        tab._cdp.on("Network.loadingFinished", tab._on_response)
+        tab._cdp.on("Network.loadingFailed", tab._on_response)
         await asyncio.gather(
             tab._cdp.send("Page.enable"),
             tab._cdp.send("Network.enable"),
@@ -141,12 +141,12 @@ class Tab:
         )
         if address:
             await tab._goto(address)
-            await tab._look("rehearse")  # the first look takes its time
+            await tab._call_tree_script("rehearse")  # the first call of the script is slow
         return tab
 
     async def begin(self, address: str, seed: int) -> None:
-        """Begins an episode; ``address`` is loaded first, unless the page waits there."""
-        # What the page keeps of it; as a larger number of JavaScript it would lose its last digits.
+        """Starts an episode; loads ``address`` first, unless it is already loaded."""
+        # The page can represent only the lower 32 bits; a larger JavaScript number would lose its last digits.
         seed %= 1 << 32
         if not self.site.begin:
             source = f"agentenv.seeded({seed})"
@@ -158,10 +158,10 @@ class Tab:
 
     async def _goto(self, address: str) -> None:
         await self._page.goto(address, wait_until="load", timeout=DEADLINE_S * 1000)
-        # Going back would lead to the blank page from which every page is opened, and out of the site.
+        # Otherwise going back would lead to the blank page from which every page is opened, outside of the site.
         await self._cdp.send("Page.resetNavigationHistory")
 
-    # What the browser tells.
+    # Events from the browser.
 
     async def _serve(self, route: Any) -> None:
         url = route.request.url
@@ -177,7 +177,7 @@ class Tab:
             else:
                 self._note("network", url)
                 await route.abort("blockedbyclient")
-        except Exception:  # the page was closed meanwhile: nobody waits for the answer
+        except Exception:  # the page was closed meanwhile, so no reply is needed
             return
         finally:
             self._requests -= 1
@@ -185,33 +185,33 @@ class Tab:
 
     def _note(self, kind: str, text: str) -> None:
         if len(self._notes.events) < MAX_NOTES:
-            # On one line: the page could otherwise write lines like those of the UI tree.
+            # On one line, because a page could otherwise imitate lines of the UI tree.
             self._notes.events.append((kind, " ".join(text[:MAX_NOTE].split())))
 
-    def _asked(self, event: dict[str, Any]) -> None:
-        # Told in order with the values of our scripts, unlike what is asked of `_serve`.
+    def _on_request(self, event: dict[str, Any]) -> None:
+        # These events come in order with the results of scripts, unlike the calls of `_serve`.
         if event.get("type") in DRAWN:
             self._drawing.add(event["requestId"])
 
-    def _answer(self, event: dict[str, Any]) -> None:
+    def _on_response(self, event: dict[str, Any]) -> None:
         self._drawing.discard(event["requestId"])
         self._answered.set()
 
-    def _loaded(self, *_: Any) -> None:
+    def _on_load(self, *_: Any) -> None:
         self._loads += 1
         self._answered.set()
 
-    def _downloaded(self, download: Any) -> None:
-        """Of a link to a file that the browser does not show: nothing is kept, and the page stays."""
+    def _on_download(self, download: Any) -> None:
+        """Handles a link to a file that the browser cannot show: the file is dropped, and the page stays."""
         self._note("navigation", download.url)
         self._downloads += 1
         self._answered.set()
 
-    def _crash(self, *_: Any) -> None:
+    def _on_crash(self, *_: Any) -> None:
         self._crashed = True
         self._answered.set()
 
-    async def _popup(self, page: Any) -> None:
+    async def _on_popup(self, page: Any) -> None:
         if page is not self._page:
             self._note("popup", page.url)
             with contextlib.suppress(Exception):
@@ -221,13 +221,13 @@ class Tab:
         if self._notes.reward is None:
             self._notes.reward = float(event["payload"])
 
-    # Acting.
+    # Actions.
 
     async def act(self, action: Action) -> Notes:
-        """Carries ``action`` out and waits until the page rests.
+        """Executes ``action`` and waits until the page is idle.
 
         Raises:
-            BrowserFault: the page crashed or did not come to rest within the deadline.
+            BrowserFault: the page crashed or did not become idle within the deadline.
         """
         self._notes = Notes()
         least = LEAST_MS
@@ -239,21 +239,21 @@ class Tab:
         return self._notes
 
     async def _carry_out(self, action: Action) -> int:
-        """Does it; the virtual milliseconds that it takes at least.
+        """Executes the action; returns the virtual milliseconds that it takes at least.
 
         Raises:
-            Refused: it cannot be done here.
+            PageRefused: the action cannot be executed on this page.
         """
         mouse, keyboard = self._page.mouse, self._page.keyboard
         match action.kind:
             case ActionKind.CLICK:
-                await mouse.click(*await self._place(action.id, action.point))
+                await mouse.click(*await self._target_point(action.id, action.point))
             case ActionKind.DOUBLE_CLICK:
-                await mouse.dblclick(*await self._place(action.id, action.point))
+                await mouse.dblclick(*await self._target_point(action.id, action.point))
             case ActionKind.HOVER:
-                await mouse.move(*await self._place(action.id, action.point))
+                await mouse.move(*await self._target_point(action.id, action.point))
             case ActionKind.LONG_PRESS:
-                await mouse.move(*await self._place(action.id, action.point))
+                await mouse.move(*await self._target_point(action.id, action.point))
                 await mouse.down()
                 await self._settle(_virtual_ms(action.time))
                 await mouse.up()
@@ -276,14 +276,17 @@ class Tab:
 
     async def _drag(self, action: Action) -> None:
         mouse = self._page.mouse
-        start, end = await self._place(action.id, action.point), await self._place(action.end_id, action.end)
+        start, end = (
+            await self._target_point(action.id, action.point),
+            await self._target_point(action.end_id, action.end),
+        )
         await mouse.move(*start)
         await mouse.down()
         await mouse.move(*end, steps=5)
         await mouse.up()
 
     async def _type(self, action: Action) -> None:
-        if action.id is not None and not await self._look("focus", action.id):
+        if action.id is not None and not await self._call_tree_script("focus", action.id):
             raise PageRefused(f"There is no element {action.id}.")
         if action.point is not None:
             await self._page.mouse.click(*action.point)
@@ -302,24 +305,24 @@ class Tab:
             ) from None
 
     async def _ask(self, function: str, *given: Any) -> None:
-        if complaint := await self._look(function, *given):
+        if complaint := await self._call_tree_script(function, *given):
             raise PageRefused(complaint)
 
-    async def _place(self, id: str | None, point: tuple[float, float] | None) -> tuple[float, float]:
+    async def _target_point(self, id: str | None, point: tuple[float, float] | None) -> tuple[float, float]:
         if point is not None:
             if not (0 <= point[0] < self.site.width and 0 <= point[1] < self.site.height):
                 raise PageRefused(
                     f"{list(point)} lies outside of the {self.site.width}x{self.site.height} screen."
                 )
             return point
-        if (found := await self._look("place", id)) is None:
+        if (found := await self._call_tree_script("place", id)) is None:
             raise PageRefused(f"There is no element {id} that can be seen.")
         return found[0], found[1]
 
     # Waiting.
 
     async def _settle(self, least_ms: int = LEAST_MS, first: str = "") -> None:
-        """Waits until scripts, timers, requests and navigations rest: a condition, never a pause."""
+        """Waits until no scripts, timers, requests and navigations are pending; it never waits for a fixed time."""
         most_ms = SETTLE_MS
         for _ in range(MAX_ROUNDS):
             seen = self._loads, self._downloads
@@ -328,29 +331,29 @@ class Tab:
             self._take_notes(reply)
             most_ms = SETTLE_MS
             if reply["leaving"]:
-                await self._until(lambda seen=seen: (self._loads, self._downloads) != seen)
+                await self._wait_until(lambda seen=seen: (self._loads, self._downloads) != seen)
             elif self._drawing:
-                await self._drawn()
-                # No time passes on the page while a picture is on its way, as none does where it is there at once.
+                await self._await_drawing()
+                # Virtual time does not advance while an image loads, as if it had loaded at once.
                 most_ms = 0
             elif self._requests:
-                await self._until(lambda: not self._requests)
+                await self._wait_until(lambda: not self._requests)
             else:
                 return
             least_ms, first = 0, ""
 
-    async def _drawn(self) -> None:
-        """Waits for pictures, fonts and styles; one that never comes holds nothing up for long."""
+    async def _await_drawing(self) -> None:
+        """Waits for images, fonts and styles, but not long for one that never arrives."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAWN_S):
-                await self._until(lambda: not self._drawing and not self._requests)
+                await self._wait_until(lambda: not self._drawing and not self._requests)
         self._drawing.clear()
 
     def _take_notes(self, reply: Any) -> None:
-        """Takes note of what a script of ours in the page's own world says; its arrays are those that the page may change.
+        """Records the reply of this package's script in the page's own world, where the page may have changed it.
 
         Raises:
-            BrokenPage: it is nothing that our script says.
+            BrokenPage: the reply does not have the form that the script gives it.
         """
         match reply:
             case {"leaving": bool(), "notes": list(told), "looping": bool(looping)}:
@@ -368,28 +371,28 @@ class Tab:
                         f"the page has tampered with the record of its events: {str(note)[:MAX_NOTE]}"
                     )
 
-    async def _until(self, condition: Any) -> None:
+    async def _wait_until(self, condition: Any) -> None:
         while not condition():
-            self._check()
+            self._check_alive()
             self._answered.clear()
             await self._answered.wait()
 
-    def _check(self) -> None:
+    def _check_alive(self) -> None:
         if self._crashed:
             raise BrowserFault("the page crashed, or its browser is gone")
 
     async def _evaluate(self, expression: str, *, world: int | None = None, lost: Any = None) -> Any:
-        """The value of ``expression``; ``lost`` where the document goes away meanwhile and ``lost`` is given."""
+        """Evaluates ``expression``; returns ``lost``, if given, when the document is replaced meanwhile."""
         from playwright.async_api import Error
 
         given: dict[str, Any] = {"expression": expression, "awaitPromise": True, "returnByValue": True}
         if world is not None:
             given["contextId"] = world
-        self._check()
+        self._check_alive()
         try:
             reply = await self._cdp.send("Runtime.evaluate", given)
         except Error as error:
-            self._check()
+            self._check_alive()
             gone = "context was destroyed" in str(error) or "navigated" in str(error)
             if lost is not None and gone:
                 return lost
@@ -399,25 +402,25 @@ class Tab:
             raise BrokenPage(details.get("exception", {}).get("description", details["text"])[:MAX_SAID])
         return reply["result"].get("value")
 
-    # Looking.
+    # Reading.
 
-    async def _look(self, function: str, *given: Any) -> Any:
+    async def _call_tree_script(self, function: str, *given: Any) -> Any:
         """Calls a function of ``tree.js``."""
         from playwright.async_api import Error
 
         call = f"agentenvPage.{function}({', '.join(map(json.dumps, given))})"
         for _ in range(MAX_ROUNDS):
             try:
-                return await self._evaluate(call, world=await self._own_world())
+                return await self._evaluate(call, world=await self._isolated_world())
             except Error as error:
-                # A script may put another document in the place of this one without a load.
+                # A script may replace the document without a page load.
                 if "Cannot find context" not in str(error):
                     raise
                 self._world = (-1, 0)
         raise BrokenPage("the page keeps replacing its document, so that it cannot be read")
 
-    async def _own_world(self) -> int:
-        """The id of the world in which ``tree.js`` stands in the present document."""
+    async def _isolated_world(self) -> int:
+        """Returns the id of the isolated world that contains ``tree.js`` in the present document."""
         if self._world[0] != self._loads:
             frames = await self._cdp.send("Page.getFrameTree")
             made = {"frameId": frames["frameTree"]["frame"]["id"], "worldName": WORLD}
@@ -426,8 +429,8 @@ class Tab:
         return self._world[1]
 
     async def screen(self, *, image: bool) -> tuple[Screen, str]:
-        """What is to be seen, the UI tree and, if asked for, the pixels; and the text of the site's goal element."""
-        seen = await self._look("look", self.site.goal)
+        """Returns the UI tree, with pixels if requested, and the text of the site's goal element."""
+        seen = await self._call_tree_script("look", self.site.goal)
         elements = tuple(
             Element(id, role, text, Box(*box), value, tuple(states))
             for id, role, text, box, value, states in seen["rows"]
@@ -436,23 +439,23 @@ class Tab:
         return Screen(seen["width"], seen["height"], seen["title"], elements, png), seen["goal"]
 
     async def screenshot(self) -> bytes:
-        """The pixels, as a PNG."""
+        """Returns the pixels as a PNG."""
         shot = await self._cdp.send("Page.captureScreenshot", {"format": "png"})
         return base64.b64decode(shot["data"])
 
     async def facts(self, answers: tuple[str, ...], *, ended: bool) -> PageFacts:
-        """What a validator learns, with what the policy said and whether it has ended the episode."""
-        return PageFacts(**await self._look("facts"), answers=answers, ended=ended)
+        """Returns the facts for a validator, with the policy's answers and whether it has ended the episode."""
+        return PageFacts(**await self._call_tree_script("facts"), answers=answers, ended=ended)
 
     async def close(self) -> None:
-        """Ends page and context; whatever is wrong with them is their own business."""
+        """Closes page and context, and ignores their errors."""
         with contextlib.suppress(Exception):
             await asyncio.wait_for(self._context.close(), DEADLINE_S)
 
 
 @contextlib.asynccontextmanager
 async def guarded(doing: str) -> AsyncIterator[None]:
-    """Gives the block a deadline and makes whatever breaks in the browser a fault.
+    """Sets a deadline for the block, and turns every error of the browser into a fault.
 
     Raises:
         BrowserFault: the browser died, the page crashed, or (`LatePage`) the deadline passed.

@@ -1,4 +1,4 @@
-"""What a browser may load: a site is a folder of files served without a network, and how an episode begins on it."""
+"""What a browser may load: a site is a folder of files served without a network, with the way to start an episode."""
 
 import functools
 import importlib.util
@@ -14,34 +14,34 @@ from agentenv.core.types import Task
 from agentenv.errors import ConfigurationError, MissingExtra
 
 ORIGIN = "http://agentenv.test"
-"""Where every site seems to live; the name exists nowhere (RFC 2606)."""
+"""The origin of every site. The name is reserved and never resolves (RFC 2606)."""
 
 
 @dataclass(frozen=True)
 class PageFacts:
-    """What a validator learns of a page, read where the page's scripts cannot reach."""
+    """What a validator learns about a page, read where the page's scripts cannot interfere."""
 
     url: str
     title: str
     text: str
     """The visible text."""
     fields: dict[str, Any]
-    """Values of form fields by name or id; of boxes whether they are checked."""
+    """Values of form fields by name or id; for checkboxes, whether they are checked."""
     storage: dict[str, str]
     """The page's local storage."""
     answers: tuple[str, ...] = ()
-    """What the policy said with ``answer``."""
+    """The policy's texts of ``answer`` actions."""
     ended: bool = False
     """Whether the policy has ended the episode with ``terminate``."""
 
 
 Validator = Callable[[PageFacts], float | None]
-"""The reward in [0, 1] once the task is decided, None before that. A None at the end counts as 0."""
+"""Returns the reward in [0, 1] once the task is decided, and None before. None at the end counts as 0."""
 
 
 @dataclass(frozen=True)
 class Site:
-    """A folder of files, and what makes an episode of one of its pages."""
+    """A folder of files, and how an episode starts on one of its pages."""
 
     folder: Path
     width: int = 1008
@@ -49,20 +49,20 @@ class Site:
     navigates: bool = True
     """Whether links may lead to other pages of the site."""
     strict: bool = False
-    """Whether only the scripts that stand in the files run, so that nothing typed into the page ever does."""
+    """Whether only scripts in the files may run, so that nothing typed into the page is ever executed."""
     begin: str = ""
-    """A JavaScript function of ``report`` that begins an episode in a loaded page and calls ``report(reward)`` once; where
-    empty, loading the page is the beginning."""
+    """A JavaScript function of ``report`` that starts an episode in a loaded page and calls ``report(reward)`` once. If it
+    is empty, loading the page starts the episode."""
     goal: str = ""
-    """Selector of the element whose text is the goal; where empty, the task's question is."""
+    """CSS selector of the element whose text is the goal; if empty, the task's question is the goal."""
     ignored: str = ""
-    """Selector of what the UI tree leaves out."""
+    """CSS selector of elements that the UI tree leaves out."""
     style: str = ""
     """CSS added to every page."""
     nonce: str = field(default_factory=lambda: secrets.token_hex(8), compare=False)
 
     def read(self, url: str) -> tuple[bytes, dict[str, str]] | None:
-        """Body and headers of ``url``, or None where the site has no such file."""
+        """Returns body and headers of ``url``; None if the site has no such file."""
         place = urlsplit(url)
         if f"{place.scheme}://{place.netloc}" != ORIGIN:
             return None
@@ -95,15 +95,15 @@ MINIWOB_BEGIN = """report => {
     core.startEpisodeReal();
 }"""
 _HUD = "#reward-display, #click-canvas, #sync-task-cover"
-# What moves on its own and is judged by reaction time: excluded from the suite by its authors too.
+# Pages with moving elements that measure reaction time. The authors of the suite exclude them too.
 TIMED = frozenset({"chase-circle", "moving-items", "simon-says", "stock-market"})
 
 
 @functools.cache
 def miniwob() -> Site:
-    """The pages of the ``miniwob`` package (Shi et al. 2017, Liu et al. 2018; Farama Foundation, MIT licence).
+    """Returns the site with the pages of the package ``miniwob`` (Shi et al. 2017, Liu et al. 2018; Farama, MIT licence).
 
-    Time limits are lifted, the display of rewards is hidden, and the reward is the page's own before any discount for time.
+    Time limits are removed and the display of rewards is hidden. The reward is that of the page before its time discount.
 
     Raises:
         MissingExtra: the package is not installed.
@@ -125,7 +125,7 @@ def miniwob() -> Site:
 
 
 def miniwob_tasks() -> tuple[Task, ...]:
-    """One task a page, sorted by name, without the four that are played against the clock.
+    """Returns one task per page, sorted by name, without the four pages that measure reaction time.
 
     Raises:
         MissingExtra: the package ``miniwob`` is not installed.
@@ -135,9 +135,9 @@ def miniwob_tasks() -> tuple[Task, ...]:
 
 
 def miniwob_task(name: str, seed: int | None = None, split: str = "") -> Task:
-    """The task of one page, such as ``click-button``.
+    """Returns the task of one page, such as ``click-button``.
 
-    Its goal stands in the page and differs from seed to seed; where ``seed`` is None, every episode draws one.
+    Its goal is on the page and depends on the seed. If ``seed`` is None, every episode draws one.
     """
     page = {"page": f"miniwob/{name}.html"}
     if seed is None:
@@ -146,10 +146,10 @@ def miniwob_task(name: str, seed: int | None = None, split: str = "") -> Task:
 
 
 def page_of(site: Site, task: Task) -> str:
-    """The address of a task's page.
+    """Returns the address of a task's page.
 
     Raises:
-        ConfigurationError: the task names no page of the site, or neither has a goal.
+        ConfigurationError: the task names no page of the site, or neither the page nor the task has a goal.
     """
     page = task.data.get("page")
     address = f"{ORIGIN}/{page}"

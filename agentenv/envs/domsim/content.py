@@ -1,4 +1,4 @@
-"""Words of the miniature world: names, things and sentences, drawn without repetition."""
+"""Names, things and sentences for the simulated desktop, drawn without repetition."""
 
 from random import Random
 
@@ -46,30 +46,30 @@ CHORES = (
 
 
 def people(rng: Random, n: int) -> list[str]:
-    """``n`` names with no given name and no family name twice."""
+    """Draws ``n`` names in which no first name and no last name occurs twice."""
     return [f"{a} {b}" for a, b in zip(rng.sample(FIRST_NAMES, n), rng.sample(LAST_NAMES, n), strict=True)]
 
 
 def email_of(name: str) -> str:
-    """The address of a person."""
+    """Returns the email address of a person."""
     return f"{name.lower().replace(' ', '.')}@example.org"
 
 
 def phone(rng: Random) -> str:
-    """A telephone number."""
+    """Draws a telephone number."""
     return f"555-{rng.randrange(10_000):04d}"
 
 
 def code(rng: Random) -> str:
-    """Six digits."""
+    """Draws six digits."""
     return f"{rng.randrange(1_000_000):06d}"
 
 
 def address(rng: Random) -> str:
-    """A street and a number."""
+    """Draws a street with a house number."""
     return f"{rng.choice(STREETS)} {rng.randrange(1, 99)}"
 
 
 def money(cents: int) -> str:
-    """``$12.50``."""
+    """Formats cents as ``$12.50``."""
     return f"${cents // 100}.{cents % 100:02d}"

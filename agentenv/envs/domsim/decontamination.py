@@ -1,12 +1,12 @@
-"""Which synthesised tasks are too near to those of a test: by what they say, where they begin, or what they check.
+"""Detects synthesised tasks that are too similar to test tasks: in their goal, their start, or their check.
 
 EvoCUA (Xue et al. 2026, arXiv:2601.15876) decontaminates in three ways: semantic, configuration, evaluator. Its thresholds
-were not found. Here a goal is too near where the cosine of the encoded goals is at least ``SEMANTIC``, a configuration where
-the database at the start is the same, and a validator where it wants the same changes and the same answer. A task that
-cannot be done wants neither, so that the validators of all such tasks are alike: those are compared by goal and
-configuration alone.
+were not found. Here goals are too similar if the cosine of their encodings is at least ``SEMANTIC``, configurations if the
+databases at the start are equal, and validators if they require the same changes and the same answer. Infeasible tasks
+require no changes and no answer, so all their validators are equal. They are therefore compared only by goal and
+configuration.
 
-Shapes: n tasks of the test, d dimensions of an encoded goal.
+Shapes: n test tasks, d dimensions of an encoded goal.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,26 +17,26 @@ from agentenv.envs.domsim.world import World
 from agentenv.retrievers.encoder import HashEncoder
 
 SEMANTIC = 0.9
-"""Cosine of two goals from which on one says what the other says."""
+"""The cosine from which on two goals count as the same."""
 
 
 NOTHING = repr([([], None)])
-"""`wanted_changes` of a task that wants none."""
+"""`wanted_changes` of a task that requires no change and no answer."""
 
 
 class PosedTask(Protocol):
-    """What is compared of a task."""
+    """The parts of a task that are compared."""
 
     goal: str
     start: World
 
     @property
     def ends(self) -> Sequence[WantedEnd]:
-        """The ends of which one is right."""
+        """The end states, each of which is correct."""
 
 
 def wanted_changes(task: PosedTask) -> str:
-    """What the validator wants to be otherwise than at the start, and the answer that it wants, for each right end."""
+    """Returns the changes from the start and the answer that the validator requires, for each correct end state."""
     start = task.start.facts()
     ends = [
         (sorted((name, value) for name, value in end.wanted.items() if start.get(name) != value), end.answer)
@@ -46,11 +46,11 @@ def wanted_changes(task: PosedTask) -> str:
 
 
 class HeldOutTasks:
-    """The tasks of a test, against which synthesised ones are compared.
+    """Test tasks with which synthesised tasks are compared.
 
     Args:
-        tasks: Those of the test.
-        similarity: Cosine from which on two goals say the same.
+        tasks: The test tasks.
+        similarity: The cosine from which on two goals count as the same.
     """
 
     def __init__(self, tasks: Iterable[PosedTask], *, similarity: float = SEMANTIC) -> None:
@@ -61,7 +61,7 @@ class HeldOutTasks:
         self._changes = {wanted_changes(task) for task in held} - {NOTHING}
 
     def overlap(self, task: PosedTask) -> str:
-        """In which way ``task`` is one of the test: ``semantic``, ``configuration``, ``evaluator``; empty where in none."""
+        """Returns how ``task`` matches a test task: ``semantic``, ``configuration``, ``evaluator``; empty if it does not."""
         goal_d = self._encoder.encode_passages([task.goal])[0]
         if len(self._goals_nd) and float((self._goals_nd @ goal_d).max()) >= self._similarity:
             return "semantic"

@@ -1,8 +1,8 @@
-"""A miniature desktop as a value: what it remembers, how it is drawn, what an action does to it.
+"""A simulated desktop as a value: how its state is drawn, and how an action changes it.
 
-The database (``World.data``) holds immutable records only, and a handler replaces what it changes. A copy of a world is
-therefore a copy of a few small dictionaries, which is why a snapshot takes microseconds. A page is a pure function of
-the world; an action is looked up on the page that was shown and never on anything else.
+The database (``World.data``) contains only immutable records, and handlers replace the records that they change. Copying a
+world is therefore copying a few small dictionaries, so a snapshot takes microseconds. A page is a pure function of the
+world. An action is looked up only on the page that was shown.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ from agentenv.envs.gui.screen import Box, Element, Screen
 
 WIDTH, HEIGHT, ROW = 672, 448, 28
 PAGE_ROWS = HEIGHT // ROW - 2
-"""Rows of a page that are in view, between the bar at the top and the notice at the bottom."""
+"""Visible rows of a page, between the bar at the top and the notice at the bottom."""
 SCROLL_ROWS = 10
 MARGIN, GAP, CHAR, FIELD = 8, 8, 8, 300
 
@@ -38,24 +38,24 @@ KINDS = (
     ActionKind.ANSWER,
     ActionKind.TERMINATE,
 )
-"""The actions that the desktop knows."""
+"""The actions that the desktop supports."""
 
 
 class Desktop:
-    """The apps of a machine, and how they are drawn and used."""
+    """The apps of a machine, with their drawing and input handling."""
 
     def __init__(self, apps: Mapping[str, App]) -> None:
         self.apps = apps
 
     def start(self, rng: Random) -> World:
-        """A new world, its contents drawn from ``rng``."""
+        """Creates a new world with content drawn from ``rng``."""
         data: dict[str, Any] = {}
         for app in self.apps.values():
             data |= app.start(rng)
         return World(data)
 
     def view(self, world: World) -> DesktopView:
-        """What ``world`` looks like."""
+        """Draws ``world``."""
         rows = self._rows(world)
         title = str(world.page[0])
         bar = [button("Home", "home", "home"), button("Back", "back", "back"), Widget("heading", title)]
@@ -66,7 +66,7 @@ class Desktop:
             visible_rows += [[] for _ in range(PAGE_ROWS + 1 - len(visible_rows))]
             visible_rows.append([Widget("status", world.notice)])
         for line, row in enumerate(visible_rows):
-            for widget, left, right in _across(row):
+            for widget, left, right in _layout_row(row):
                 id, top = str(len(widgets) + 1), line * ROW
                 states = (
                     (*widget.states, "focused") if widget.key and widget.key == world.focus else widget.states
@@ -97,10 +97,10 @@ class Desktop:
         return [[label(opened.text)], *options]
 
     def act(self, world: World, view: DesktopView, action: Action) -> str:
-        """Carries out ``action``, which was chosen on ``view``.
+        """Executes ``action``, which was chosen on ``view``.
 
         Returns:
-            Why nothing was done, as a sentence for the policy; empty where something was.
+            Why nothing was done, as a sentence for the policy; empty if the action was executed.
         """
         world.notice = ""
         match action.kind:
@@ -221,11 +221,11 @@ _KEYS: Mapping[str, str] = {
     "esc": "Escape",
     "ctrl+a": "Control+a",
 }
-"""Names of keys in any case, as models write them."""
+"""Names of keys by their lower-case form, because models write them in any case."""
 
 
-def _across(row: Row) -> Iterator[tuple[Widget, int, int]]:
-    """Each widget of a row with its left and right edge; what does not fit is left out."""
+def _layout_row(row: Row) -> Iterator[tuple[Widget, int, int]]:
+    """Yields each widget of a row with its left and right edge; widgets that do not fit are left out."""
     left = MARGIN
     for widget in row:
         room = WIDTH - MARGIN - left

@@ -1,9 +1,9 @@
-"""``agentenv/DomSim-v0``: a miniature desktop with eight apps, fifty kinds of task, and consequences.
+"""``agentenv/DomSim-v0``: a simulated desktop with eight apps and fifty kinds of tasks.
 
-Everything is Python values: a step takes a fraction of a millisecond and a fork is a copy of a few dictionaries. What the
-policy sees is the UI tree, pixels, or both. The episode ends when it says so, and the whole database is then compared with
-what the task wants: an order that was also placed, a mail that was also deleted, a bank account that was locked all count.
-A task that cannot be done is right where the episode is terminated with failure.
+The state consists of Python values, so a step takes a fraction of a millisecond and a fork copies a few dictionaries. The
+policy sees the UI tree, pixels, or both. When it ends the episode, the whole database is compared with the task's end state:
+side effects such as another order, a deleted mail or a locked bank account make the result wrong. An infeasible task is
+right if the episode is terminated with failure.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Pointing = Literal["id", "coordinate"]
 Thoughts = Literal["sentence", "parts"]
 WORLDS = 2**31
-"""Worlds from which an environment without tasks draws."""
+"""Number of worlds from which an environment without tasks draws."""
 
 
 @dataclass
@@ -45,11 +45,11 @@ class DomSimState:
     view: DesktopView
     turns: int = 0
     past: list[tuple[Screen, str]] = field(default_factory=list)
-    """Earlier screens with what was said on each, where contexts are built from them."""
+    """Earlier screens with the policy's reply to each, if every observation is a whole context."""
 
 
 class DomSim(Env[DomSimState]):
-    """Look, act, terminate; reward 1 where the database is then as the task wants it, else 0."""
+    """Acts on a simulated desktop; the reward is 1 if the final database is as the task requires, otherwise 0."""
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi", "rgb_array"], "render_fps": 2}  # type: ignore[misc]
     stop: ClassVar[tuple[str, ...]] = STOP
@@ -70,27 +70,28 @@ class DomSim(Env[DomSimState]):
         prompt: str = PROMPT,
         render_mode: str | None = None,
     ) -> None:
-        """Builds an environment over tasks.
+        """Makes an environment over tasks.
 
         Args:
             tasks: Tasks with ``template`` and ``seed`` in ``data``, as ``generate_domsim_tasks`` makes them; None draws a
                 template and a world for each episode.
             tree: Whether the policy sees the UI tree.
-            pixels: Whether it sees the screen's image (extra ``gui``).
-            places: Whether the UI tree says where each element is.
-            pointing: How the expert and the prompt's example point at things; a policy may always do both.
-            window: None shows a screen once and keeps it; a number makes every observation a whole context with that many of
-                the newest screens, as ``agentenv/SemiOnlineGUI-v0`` does.
-            max_steps: Actions before the episode is cut.
-            thoughts: How the expert thinks: in one sentence, or in the ``parts`` with which EvoCUA begins (goal,
-                observation, reflection, self-verification, termination), a quarter of its episodes with a click that does
-                nothing.
-            prompt: Opening message; must hold ``{goal}``; ``{actions}`` and ``{example}`` are filled too.
+            pixels: Whether the policy sees an image of the screen (extra ``gui``).
+            places: Whether the UI tree contains the position of each element.
+            pointing: How the expert and the example in the prompt refer to elements; a policy may always use both ways.
+            window: With None, each screen is shown once and stays in the context. With a number, every observation is a
+                whole context with that many of the newest screens, as in ``agentenv/SemiOnlineGUI-v0``.
+            max_steps: Number of actions after which the episode is cut.
+            thoughts: How the expert writes its thoughts: in one sentence, or in the ``parts`` of EvoCUA's first training
+                data (goal, observation, reflection, self-verification, termination). In a quarter of the latter episodes, it
+                makes a click that does nothing.
+            prompt: The opening message. It must contain ``{goal}``, and may contain ``{actions}`` and ``{example}``.
             render_mode: ``ansi``, ``rgb_array`` or None.
 
         Raises:
-            ConfigurationError: no ``{goal}`` in the prompt, neither tree nor pixels, or ids without a tree.
-            UnknownName: no such ``thoughts``.
+            ConfigurationError: the prompt lacks ``{goal}``, there is neither tree nor pixels, or ids are used without a
+                tree.
+            UnknownName: there is no such value of ``thoughts``.
         """
         check_known("form of thoughts", thoughts, ("sentence", "parts"))
         super().__init__(render_mode=render_mode)
@@ -121,7 +122,7 @@ class DomSim(Env[DomSimState]):
         infeasible: float = 0.0,
         apart_from: Mapping[str, Any] | None = None,
     ) -> Sequence[Task]:
-        """Tasks that the expert has proved; see `generate_domsim_tasks`."""
+        """Generates tasks that the expert can solve; see `generate_domsim_tasks`."""
         return generate_domsim_tasks(
             n,
             seed=seed,
@@ -134,20 +135,20 @@ class DomSim(Env[DomSimState]):
         )
 
     def held_tasks(self) -> Sequence[Task]:
-        """The tasks that it was given; none where it draws a world for each episode."""
+        """Returns the tasks given to the constructor; empty if it draws a world for each episode."""
         return self._tasks or ()
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Info]:
-        """Poses ``options["task"]``, or a task drawn by the seed.
+        """Poses ``options["task"]``, or a task drawn with the seed.
 
         Raises:
-            DatasetError: the task has no template or no seed.
+            DatasetError: the task lacks a template or a seed.
             UnknownName: its template does not exist.
         """
         super().reset(seed=seed, options=options)
-        task: Task = (options or {}).get("task") or self._drawn()
+        task: Task = (options or {}).get("task") or self._draw_task()
         if not {"template", "seed"} <= task.data.keys():
             raise DatasetError(f"task {task.id!r} names no template and no seed of the desktop")
         desktop_task = DesktopTask(task.data["template"], str(task.data["seed"]))
@@ -155,7 +156,7 @@ class DomSim(Env[DomSimState]):
         self.state = DomSimState(desktop_task, world, DESKTOP.view(world))
         return self._observation(), {"task_id": task.id, "goal": desktop_task.goal}
 
-    def _drawn(self) -> Task:
+    def _draw_task(self) -> Task:
         if self._tasks is not None:
             if not self._tasks:
                 raise DatasetError(
@@ -167,7 +168,7 @@ class DomSim(Env[DomSimState]):
         return Task(f"{template}/{seed}", "", data={"template": template, "seed": seed})
 
     def _observation(self, feedback: str = "") -> Observation:
-        """What the policy sees now: what is new, or all of its context; ``feedback`` came of the last action."""
+        """Returns the new messages, or the whole context; ``feedback`` is the result of the last action."""
         state, screen = self.state, self.screen()
         before = f"\n{feedback}\n" if feedback else "\n"
         if self._window is None and state.turns:
@@ -178,12 +179,12 @@ class DomSim(Env[DomSimState]):
         return self._format.context(goal, state.past, screen, self._window, before if feedback else "")
 
     def screen(self) -> Screen:
-        """What is on the screen, with pixels where the policy sees them."""
+        """Returns the present screen, with pixels if the policy sees them."""
         screen = self.state.view.screen
         return screen.with_image(png(screen)) if self._format.pixels else screen
 
     def step(self, action: str) -> Step:
-        """Carries out the one action of ``action``.
+        """Executes the action in ``action``.
 
         Raises:
             EpisodeOver: the episode has ended or was never reset.
@@ -213,7 +214,7 @@ class DomSim(Env[DomSimState]):
         return self.result(self._observation(wrong), **common)
 
     def anchor_key(self) -> str:
-        """Task and world, the page and what stands in its form included; the way to it does not matter."""
+        """Returns a key of the task and the world, including the page and its form, but not the actions that led there."""
         world = self.state.world
         form = (
             world.page,
@@ -227,11 +228,11 @@ class DomSim(Env[DomSimState]):
         return hashlib.sha256(repr(content).encode("utf-8", "backslashreplace")).hexdigest()[:16]
 
     def scene(self) -> ScreenScene:
-        """The UI tree; a picture of it is in the message where the policy sees pixels."""
+        """Returns the UI tree; if the policy sees pixels, the picture is in the message."""
         return ScreenScene(self.state.view.screen)
 
     def expert(self) -> Sequence[str]:
-        """The template's plan, played; with thoughts in parts sometimes with a slip, where there is time for one."""
+        """Plays the template's plan; with thoughts in parts, some episodes include a mistake if there are enough steps."""
         task, slip = self.state.desktop_task, None
         deeds = [Deed(*move) for move in solve(task)]
         if not self._in_parts:
@@ -240,14 +241,14 @@ class DomSim(Env[DomSimState]):
             if len(deeds) < self._max_steps:
                 deeds, slip = with_slip(deeds, task.goal)
             thoughts = reasoning(deeds, task.goal, slip)
-        return [self._written(deed, thought) for deed, thought in zip(deeds, thoughts, strict=True)]
+        return [self._action_text_of(deed, thought) for deed, thought in zip(deeds, thoughts, strict=True)]
 
-    def _written(self, deed: Deed, thought: str) -> str:
+    def _action_text_of(self, deed: Deed, thought: str) -> str:
         action = pointed(deed.action, deed.view.screen) if self._pointing == "coordinate" else deed.action
         return action_text(action, thought)
 
     def render(self) -> "str | NDArray[np.uint8]":
-        """The UI tree, or the picture as uint8[448, 672, 3]."""
+        """Returns the UI tree, or the picture as uint8[448, 672, 3]."""
         if self.render_mode != "rgb_array":
             return f"{self.state.desktop_task.goal} [{self.state.turns} turns]\n{self.state.view.screen.as_text()}"
         import numpy as np

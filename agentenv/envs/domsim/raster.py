@@ -1,4 +1,4 @@
-"""A view as pixels, drawn with pillow: plain boxes and text, the same on every run."""
+"""Draws a view as pixels with pillow: plain boxes and text, identical in every run."""
 
 import io
 from bisect import bisect_right
@@ -25,7 +25,7 @@ PAD = 6
 
 
 def draw(screen: Screen) -> "Image":
-    """The picture of ``screen``, in its size.
+    """Draws ``screen`` as an image of its size.
 
     Raises:
         MissingExtra: pillow is not installed.
@@ -40,7 +40,7 @@ def draw(screen: Screen) -> "Image":
 
 
 def png(screen: Screen) -> bytes:
-    """The picture of ``screen`` as a PNG file.
+    """Draws ``screen`` as a PNG file.
 
     Raises:
         MissingExtra: pillow is not installed.
@@ -61,11 +61,11 @@ def _draw(pen: Any, font: Any, element: Element) -> None:
 
 
 def _fitting(text: str, room: float, font: Any, *, end: bool) -> str:
-    """As much of ``text`` as a line of ``room`` pixels holds: its end, as of a field with the caret there, or its start."""
+    """Cuts ``text`` to a line of ``room`` pixels: to its end, as in a field with the caret, or to its beginning."""
     line = " ".join(text.splitlines())
     if font.getlength(line) <= room:
         return line
-    # No letter is narrower than a pixel, so that no more of a long text has to be measured.
+    # Every letter is at least one pixel wide, so a longer part never has to be measured.
     most = min(len(line), int(room))
     step = -1 if end else 1
     kept = bisect_right(range(1, most + 1), room, key=lambda n: font.getlength(line[::step][:n][::step]))

@@ -1,8 +1,8 @@
-"""What the expert of the desktop thinks: one sentence, or the parts of reasoning with which EvoCUA begins.
+"""The thoughts of the desktop's expert: one sentence, or several parts as in EvoCUA's first training data.
 
-EvoCUA (Xue et al. 2026, arXiv:2601.15876) begins with about a thousand trajectories whose thoughts state the goal, check
-what the screen shows, verify what was done, reflect on a mistake, and say why the task ends. Here they are built from the
-plan and the views, so that every statement in them is true of the screen.
+EvoCUA (Xue et al. 2026, arXiv:2601.15876) begins with about a thousand trajectories whose thoughts state the goal, describe
+the screen, verify the previous actions, reflect on a mistake, and explain why the task ends. Here they are generated from
+the plan and the views, so every statement in them is true.
 """
 
 from collections.abc import Sequence
@@ -14,15 +14,15 @@ from agentenv.envs.domsim.world import DesktopView
 from agentenv.envs.gui.actions import Action, ActionKind
 
 SLIPS = 0.25
-"""Share of the tasks in which the expert makes a mistake to reflect on; the paper's was not found."""
+"""Share of the tasks in which the expert makes a mistake to reflect on. The paper's share was not found."""
 RECALLED = 3
-"""Actions, the latest, that a verification names."""
+"""Number of latest actions that a verification mentions."""
 LISTED = 4
-"""Items of a screen that are named where the one that is wanted is not among them."""
+"""Number of elements that are mentioned if the wanted one is not on the screen."""
 
 
 class Deed(NamedTuple):
-    """One action of the expert, the widget that it is about, and the view on which it was chosen."""
+    """One action of the expert, the widget that it refers to, and the view on which it was chosen."""
 
     action: Action
     widget: Widget | None
@@ -30,21 +30,21 @@ class Deed(NamedTuple):
 
 
 def sentence_of(action: Action, widget: Widget | None) -> str:
-    """What the expert says it is about to do."""
+    """Describes in a sentence what the expert is about to do."""
     if widget is None:
         return f"I {str(action.kind).replace('_', ' ')} {action.text or action.direction or ''}".strip() + "."
     return f"I use {action.kind} on {widget.role} {widget.text!r}."
 
 
 def with_slip(deeds: Sequence[Deed], seed: str) -> tuple[list[Deed], int | None]:
-    """The deeds of the expert, in ``SLIPS`` of the tasks with a click that does nothing, and its place.
+    """Inserts a click that does nothing into the actions of ``SLIPS`` of the tasks; also returns its index, or None.
 
-    It clicks the title of a page in place of what it wants there, which changes nothing, so that the deeds after it are
-    right as they were. Its turn leads back to where the episode was, and is redundant for a policy that imitates.
+    The expert clicks the title of a page instead of the wanted element. This changes nothing, so the later actions remain
+    right. The turn returns to the same state, so it is redundant for a policy that imitates the expert.
 
     Args:
-        deeds: All of a task.
-        seed: Draws whether and where.
+        deeds: All actions of a task.
+        seed: Decides whether and where the click is inserted.
     """
     rng = Random(f"slip {seed}")
     places = [place for place, deed in enumerate(deeds) if deed.widget is not None]
@@ -60,12 +60,12 @@ def with_slip(deeds: Sequence[Deed], seed: str) -> tuple[list[Deed], int | None]
 
 
 def reasoning(deeds: Sequence[Deed], goal: str, slip: int | None) -> list[str]:
-    """The thought before each of ``deeds``, in the parts of EvoCUA's cold start.
+    """Writes the thought before each of ``deeds``, in the parts of EvoCUA's first training data.
 
     Args:
-        deeds: All of a task; the last one terminates it.
-        goal: What the task asks for.
-        slip: The place of the deed that does nothing; None where there is none.
+        deeds: All actions of a task; the last one terminates the episode.
+        goal: The goal of the task.
+        slip: The index of the action that does nothing; None without one.
     """
     return [_thought(deeds, place, goal, slip) for place in range(len(deeds))]
 
@@ -74,20 +74,20 @@ def _thought(deeds: Sequence[Deed], place: int, goal: str, slip: int | None) -> 
     deed = deeds[place]
     last = place == len(deeds) - 1
     parts = [f"Goal: {' '.join(goal.split())}"] if place == 0 else []
-    parts.append(f"Observation: {_observed(deed)}")
+    parts.append(f"Observation: {_observation_text(deed)}")
     if slip is not None and place == slip + 1:
-        parts.append(f"Reflection: {_reflected(deeds[slip], deed)}")
+        parts.append(f"Reflection: {_reflection_text(deeds[slip], deed)}")
     if last:
         failed = deed.action.text == "failure"
         parts += [
-            f"Self-verification: {_verified(deeds, slip)}",
-            f"Termination: {_concluded(deed.view) if failed else 'what the goal asks for is done, and nothing else.'}",
+            f"Self-verification: {_verification_text(deeds, slip)}",
+            f"Termination: {_infeasible_text(deed.view) if failed else 'what the goal asks for is done, and nothing else.'}",
         ]
     return " ".join([*parts, f"Action: {sentence_of(deed.action, deed.widget)}"])
 
 
-def _observed(deed: Deed) -> str:
-    """What the screen shows that matters for the next action."""
+def _observation_text(deed: Deed) -> str:
+    """Describes what on the screen matters for the next action."""
     page, widget, action = deed.view.screen.title, deed.widget, deed.action
     if widget is not None:
         held = f", which holds {widget.value!r}" if widget.value else ""
@@ -103,15 +103,15 @@ def _observed(deed: Deed) -> str:
             return f"I see the page {page!r}."
 
 
-def _reflected(slip: Deed, deed: Deed) -> str:
-    """What was wrong with the deed that did nothing, and what is to be done instead."""
+def _reflection_text(slip: Deed, deed: Deed) -> str:
+    """Explains what was wrong with the action that did nothing, and what to do instead."""
     clicked = slip.widget.text if slip.widget else ""
     wanted = f"the {deed.widget.role} {deed.widget.text!r}" if deed.widget else "something else"
     return f"my last action changed nothing, because {clicked!r} is only a title; what I need is {wanted}."
 
 
-def _verified(deeds: Sequence[Deed], slip: int | None) -> str:
-    """What was done before the last deed, the latest deeds that changed something, and what the screen shows of it."""
+def _verification_text(deeds: Sequence[Deed], slip: int | None) -> str:
+    """Describes the latest effective actions, and what the screen shows of the last one."""
     *done, last = deeds
     real = [deed for place, deed in enumerate(done) if place != slip]
     said = [sentence_of(deed.action, deed.widget).removeprefix("I ").removesuffix(".") for deed in real]
@@ -125,14 +125,14 @@ def _verified(deeds: Sequence[Deed], slip: int | None) -> str:
 
 
 def _state(widget: Widget) -> str:
-    """A widget in words, with what it holds and how it is set."""
+    """Describes a widget with its value and state."""
     held = [repr(widget.value)] if widget.value else []
     marks = ", ".join([*held, *widget.states])
     return f"the {widget.role} {widget.text!r}" + (f" ({marks})" if marks else "")
 
 
-def _concluded(view: DesktopView) -> str:
-    """Why a task cannot be done: what it is about is not where it would be."""
+def _infeasible_text(view: DesktopView) -> str:
+    """Explains why a task is infeasible: the element that it needs is missing."""
     shown = [widget.text for widget in view.widgets if widget.role == "listitem"]
     listed = f", only {', '.join(map(repr, shown[:LISTED]))}" if shown else ""
     more = " and others" if len(shown) > LISTED else ""

@@ -1,4 +1,4 @@
-"""Tables of the database: tuples of immutable records with a number each, and the words for changing them."""
+"""Tables of the database: tuples of immutable records with ids, and functions that change them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar, cast
@@ -9,26 +9,27 @@ class Numbered(Protocol):
 
     @property
     def id(self) -> int:
-        """Its number, unique in its table."""
+        """The id of the record, unique in its table."""
 
 
 R = TypeVar("R", bound=Numbered)
 
 
-def _with(row: R, **changes: Any) -> R:
-    made: R = cast(Any, row)._replace(**changes)  # of every named tuple, under a signature of its own
+def _replaced(row: R, **changes: Any) -> R:
+    # all named tuples have this method, with different signatures
+    made: R = cast(Any, row)._replace(**changes)
     return made
 
 
 class MissingRecord(LookupError):
-    """A record that a page is about is no longer there."""
+    """A record that the page shows no longer exists."""
 
 
 def find(rows: tuple[R, ...], id: int) -> R:
-    """The record with the number ``id``.
+    """Returns the record with the given id.
 
     Raises:
-        MissingRecord: there is none, or no longer.
+        MissingRecord: there is no such record, or it was deleted.
     """
     for row in rows:
         if row.id == id:
@@ -37,39 +38,39 @@ def find(rows: tuple[R, ...], id: int) -> R:
 
 
 def changed(rows: tuple[R, ...], id: int, **changes: Any) -> tuple[R, ...]:
-    """The table with other values in one record."""
-    return tuple(_with(row, **changes) if row.id == id else row for row in rows)
+    """Returns the table with changed values in one record."""
+    return tuple(_replaced(row, **changes) if row.id == id else row for row in rows)
 
 
 def without(rows: tuple[R, ...], id: int) -> tuple[R, ...]:
-    """The table without one record."""
+    """Returns the table without one record."""
     return tuple(row for row in rows if row.id != id)
 
 
 def added(rows: tuple[R, ...], row: R) -> tuple[R, ...]:
-    """The table with one more record, which gets the next number."""
-    return (*rows, _with(row, id=max((held.id for held in rows), default=0) + 1))
+    """Returns the table with one more record, which gets the next id."""
+    return (*rows, _replaced(row, id=max((held.id for held in rows), default=0) + 1))
 
 
 def numbered(rows: list[R]) -> tuple[R, ...]:
-    """A table of ``rows``, numbered from 1."""
-    return tuple(_with(row, id=i) for i, row in enumerate(rows, 1))
+    """Makes a table of ``rows`` with ids from 1."""
+    return tuple(_replaced(row, id=i) for i, row in enumerate(rows, 1))
 
 
 Move = tuple[str, ...]
-"""One step of a plan, by keys of widgets: ``("open", app)``, ``("click", key)``, ``("fill", key, text)``, ``("select", key,
-option)``, ``("drag", key, key)``, ``("answer", text)``."""
+"""One step of a plan, with keys of widgets: ``("open", app)``, ``("click", key)``, ``("fill", key, text)``, ``("select",
+key, option)``, ``("drag", key, key)``, ``("answer", text)``."""
 
 
 Conjunction = Literal["and", "or"]
-"""How several measures of one task are joined."""
+"""How several measures of one task are combined."""
 
 
 def joined_value(values: Sequence[float], conjunction: Conjunction) -> float:
-    """What several measures of one task are worth together, each within [0, 1], as OSWorld joins them (Xie et al. 2024).
+    """Combines several measures of one task, each within [0, 1], as OSWorld does (Xie et al. 2024, arXiv:2404.07972).
 
-    Of ``and``, any 0 gives 0, and otherwise their mean counts; of ``or``, any 1 gives 1, and otherwise the largest counts
-    (arXiv:2404.07972).
+    With ``and``, any 0 gives 0, and otherwise the result is their mean. With ``or``, any 1 gives 1, and otherwise the result
+    is the largest value.
     """
     if conjunction == "and":
         return 0.0 if min(values) == 0 else sum(values) / len(values)
@@ -77,21 +78,21 @@ def joined_value(values: Sequence[float], conjunction: Conjunction) -> float:
 
 
 class WantedEnd(NamedTuple):
-    """One right end of a task, and how it is reached."""
+    """One correct end of a task, and a plan that leads to it."""
 
     plan: tuple[Move, ...]
     wanted: Mapping[str, Any]
-    """The database as it shall be, in everything."""
+    """The complete database at the end."""
     answer: str | None
-    """What must have been said to the user; None where nothing is asked."""
+    """The answer that must be given to the user; None if the task has no question."""
 
 
 class TaskDraft(NamedTuple):
-    """A task that a template made: what to do, how, and what the world is like afterwards."""
+    """A task made by a template: the goal, a plan, and the changes of the database."""
 
     goal: str
     plan: tuple[Move, ...]
     changes: dict[str, Any]
-    """Values of the database that the task changes; all others must stay as they are."""
+    """The entries of the database that the task changes. All others must stay unchanged."""
     answer: str | None = None
-    """What must have been said to the user, where the task is a question."""
+    """The answer that must be given to the user, if the task is a question."""

@@ -1,8 +1,8 @@
-"""Tasks of the miniature desktop: goal, validator and plan are made together, and the plan proves the validator.
+"""Tasks of the simulated desktop. Goal, validator and plan are generated together, and the plan tests the validator.
 
-A template draws what to do from the contents of a fresh world and says what the database is like afterwards. The validator
-compares the whole database, so that an action that also changes something else does not pass (EvoCUA, Xue et al. 2026: task
-and executable check are synthesised as a pair).
+A template draws a goal from the content of a new world, and determines the database at the end. The validator compares the
+whole database, so an action with side effects does not pass (EvoCUA, Xue et al. 2026: task and executable check are
+synthesised as a pair).
 """
 
 import copy
@@ -45,10 +45,10 @@ TEMPLATES: Mapping[str, Template] = {
     **bank.TEMPLATES,
     **across.TEMPLATES,
 }
-"""Every kind of task by name."""
+"""All templates of tasks by name."""
 
 INFEASIBLE = "infeasible:"
-"""Before the name of a template: its task in a world without the record that it is about."""
+"""The prefix of a template's name for its infeasible variant: a world without the record that the task needs."""
 RECORDS: Mapping[str, str] = {
     "letter": "mail.box",
     "person": "contacts.people",
@@ -56,40 +56,41 @@ RECORDS: Mapping[str, str] = {
     "file": "files.files",
     "note": "notes.notes",
 }
-"""Tables of the records that a plan may click on, by the first word of the key."""
+"""Tables of the records that a plan may click on, by the first word of the widget's key."""
 MAX_SCROLLS = 6
 JOIN = "+"
-"""Between the names of templates whose tasks are done one after the other."""
+"""Separates the names of templates whose tasks are all to be done, one after another."""
 EITHER = "|"
-"""Between the names of templates of which one task is to be done."""
+"""Separates the names of templates of which one task is to be done."""
 MARKS: Mapping[Conjunction, str] = {"and": JOIN, "or": EITHER}
-"""What joins templates, by how their validators are joined."""
+"""The separator of template names for each way in which their validators are combined."""
 MUTANTS = 5
-"""Wrong end states that each validator must refuse."""
+"""The number of wrong end states that each validator must reject."""
 PATIENCE = 50
-"""Draws in a row from which no joined task may come out."""
+"""The number of failed draws in a row after which no joined task is made."""
 SPLITS = ("train", "dev", "test")
 HELD_OUT = ("n", "seed", "split", "templates", "joined", "infeasible", "conjunction")
-"""What names the tasks that synthesised ones are kept apart from."""
+"""The options that identify the test tasks from which synthesised tasks must differ."""
 
 
 class DesktopTask:
-    """One task with its world as it begins; nothing in it changes, so copies share it."""
+    """One task with its initial world. It is immutable, so copies share it."""
 
     __slots__ = ("answer", "goal", "impossible", "others", "plan", "start", "wanted")
 
     def __init__(self, template: str, seed: str) -> None:
-        """Makes the task.
+        """Generates the task.
 
         Args:
-            template: Which kind; several with ``+`` between them are done one after the other, of several with ``|`` between
-                them one is done. Of a single one with ``INFEASIBLE`` before it, the record that it is about is missing.
-            seed: Which of its kind.
+            template: The kind of task. Tasks of several templates with ``+`` between them are all to be done in turn; of
+                several with ``|`` between them, one is to be done. With the prefix ``INFEASIBLE``, which only a single
+                template may have, the record that the task needs is missing.
+            seed: Selects the task among those of its template.
 
         Raises:
-            UnknownName: no such template.
-            ConfigurationError: such a task is about no record, or one of several; two kinds that are done one after the
-                other are questions, or the later one cannot be drawn from what the earlier leaves.
+            UnknownName: there is no such template.
+            ConfigurationError: an infeasible task needs no record, or is one of several; of two tasks in turn both are
+                questions, or the later one cannot be drawn from the world that the earlier one leaves.
         """
         feasible = template.removeprefix(INFEASIBLE)
         first, *others = feasible.split(EITHER)
@@ -109,12 +110,12 @@ class DesktopTask:
         self.others = tuple(
             WantedEnd(one.plan, self.start.facts() | one.changes, one.answer) for one in drafts
         )
-        """Further right ends, of which each would do in place of the first."""
+        """Further correct ends, each of which is accepted instead of the first one."""
         if drafts:
             ways = "\n".join(f"- {one.goal}" for one in (draft, *drafts))
             draft = draft._replace(goal=f"Do one of these things, and no more than one:\n{ways}")
         self.impossible: tuple[Move, ...] = ()
-        """The plan that the missing record makes impossible; empty where the task can be done."""
+        """The plan that the missing record makes impossible; empty for a feasible task."""
         if template != feasible:
             draft, self.impossible = _without_record(self.start, draft), draft.plan
         self.goal, self.plan, self.answer = draft.goal, draft.plan, draft.answer
@@ -122,18 +123,18 @@ class DesktopTask:
 
     @property
     def ends(self) -> tuple[WantedEnd, ...]:
-        """The right ends, that of the plan first."""
+        """The correct ends, that of the plan first."""
         return (WantedEnd(self.plan, self.wanted, self.answer), *self.others)
 
     @property
     def status(self) -> str:
-        """What the episode has to be terminated with."""
+        """The status with which the episode has to be terminated."""
         return "failure" if self.impossible else "success"
 
     def passed(self, world: World, status: str) -> bool:
-        """Whether the episode is right that was terminated with ``status`` in ``world``.
+        """Whether an episode is right that ended with ``status`` in ``world``.
 
-        As in OSWorld, failure is right for an infeasible task and for no other. Here nothing may have been changed then.
+        As in OSWorld, the status failure is right only for an infeasible task. Here nothing may have been changed then.
         """
         return status == self.status and self.achieved(world)
 
@@ -141,9 +142,9 @@ class DesktopTask:
         return self
 
     def achieved(self, world: World) -> bool:
-        """The validator: the database is as it shall be, in everything, and the question is answered, of one right end.
+        """The validator: whether the database and the answer are exactly those of one correct end.
 
-        Both are measures of their own, joined as OSWorld joins those of a task: by ``and`` within an end, by ``or`` over
+        Database and answer are separate measures, combined as in OSWorld: with ``and`` within an end, and with ``or`` over
         the ends.
         """
         facts, said = world.facts(), collapse(world.answer).casefold()
@@ -158,10 +159,10 @@ class DesktopTask:
 
 
 def _joined(start: World, first: TaskDraft, template: str, rng: Random) -> TaskDraft:
-    """What ``first`` asks for and then a task of ``template``, which is drawn from the world that the first leaves.
+    """Combines ``first`` with a task of ``template`` that follows it, drawn from the world that the first one leaves.
 
     Raises:
-        ConfigurationError: both are questions, or the second finds nothing to ask for.
+        ConfigurationError: both are questions, or no second task can be drawn.
     """
     world = copy.deepcopy(start)
     played(world, first.plan)
@@ -171,17 +172,18 @@ def _joined(start: World, first: TaskDraft, template: str, rng: Random) -> TaskD
         raise ConfigurationError(f"nothing is left for a task of {template!r}: {error!r}") from error
     if first.answer is not None and second.answer is not None:
         raise ConfigurationError("only one of the tasks that are joined can be a question")
-    changes = first.changes | second.changes  # the second was drawn after the first, so its values hold both
+    # the second task was drawn after the first, so its values include both changes
+    changes = first.changes | second.changes
     answer = first.answer if second.answer is None else second.answer
     goal = f"First do this: {first.goal}\nThen do this: {second.goal}"
     return TaskDraft(goal, (*first.plan, *second.plan), changes, answer)
 
 
 def _without_record(start: World, draft: TaskDraft) -> TaskDraft:
-    """Takes the record that ``draft`` is about out of ``start``; the task of looking for it, as far as the way goes.
+    """Removes the record that ``draft`` needs from ``start``; returns the task of searching for it.
 
     Raises:
-        ConfigurationError: it is about no record of ``RECORDS``.
+        ConfigurationError: the task needs no record of ``RECORDS``.
     """
     for place, move in enumerate(draft.plan):
         kind, _, id = (
@@ -196,10 +198,10 @@ def _without_record(start: World, draft: TaskDraft) -> TaskDraft:
 
 
 def solve(desktop_task: DesktopTask) -> list[tuple[Action, Widget | None, DesktopView]]:
-    """The expert: every action with the widget it is about and the view on which it was chosen.
+    """Plays the expert: returns every action with the widget it refers to, and the view on which it was chosen.
 
-    The plan is played on a copy of the world, so that each key becomes the element that stands there then; what is out of
-    view is scrolled to.
+    The plan is played on a copy of the world, so that each key is resolved to the element of the current page. Elements
+    outside of the view are scrolled to.
 
     Raises:
         LookupError: the plan names a widget that the page does not have.
@@ -208,7 +210,7 @@ def solve(desktop_task: DesktopTask) -> list[tuple[Action, Widget | None, Deskto
 
 
 def played(world: World, plan: Iterable[Move]) -> list[tuple[Action, Widget | None, DesktopView]]:
-    """Carries ``plan`` out in ``world``: every action with the widget it is about and the view on which it was chosen.
+    """Executes ``plan`` in ``world``: returns every action with its widget, and the view on which it was chosen.
 
     Raises:
         LookupError: the plan names a widget that the page does not have.
@@ -223,7 +225,7 @@ def played(world: World, plan: Iterable[Move]) -> list[tuple[Action, Widget | No
 
 
 def _next_action(world: World, view: DesktopView, moves: list[Move]) -> tuple[Action, Widget | None]:
-    """The action that the first of ``moves`` begins with; a move that is done with it is taken off."""
+    """Returns the next action for the first of ``moves``; removes the move from the list if the action completes it."""
     kind, *rest = moves[0]
     if kind in (ActionKind.OPEN, ActionKind.ANSWER, ActionKind.TERMINATE):
         moves.pop(0)
@@ -251,7 +253,7 @@ def _next_action(world: World, view: DesktopView, moves: list[Move]) -> tuple[Ac
 
 
 def _towards(world: World, view: DesktopView, key: str) -> Action:
-    """Scrolls to where ``key`` comes into view."""
+    """Returns a scroll that brings the widget ``key`` closer to the view."""
     twin = copy.deepcopy(world)
     for way in ("down", "up"):
         for _ in range(MAX_SCROLLS):
@@ -276,26 +278,25 @@ def generate_domsim_tasks(
     infeasible: float = 0.0,
     apart_from: Mapping[str, Any] | None = None,
 ) -> tuple[Task, ...]:
-    """``n`` tasks, templates in turn, each proved by the expert; the same for the same arguments.
+    """Generates ``n`` tasks that the expert can solve, from the templates in turn; equal arguments give equal tasks.
 
     Args:
-        n: How many.
-        seed: Which.
-        split: Splits share templates and no world.
-        templates: Kinds of task.
-        infeasible: Share of tasks, spread evenly, that cannot be done, because the record that they are about is missing:
-            of the templates that are about a record, one after the other. They are not joined. They stand between the
-            other tasks, which are the first ones of those without them.
-        joined: Templates that one task joins (EvoCUA makes new tasks of atomic capabilities so); with more than 1 they are
-            drawn, and what is not sound is thrown away.
-        conjunction: How: ``and`` asks for all of them, one after the other, ``or`` for one of them.
-        apart_from: ``n``, ``seed`` and the like of the tasks of a test: a joined or infeasible task that is one of these, by
-            what it says, where it begins or what it checks, is thrown away as well (EvoCUA).
+        n: The number of tasks.
+        seed: Selects the tasks.
+        split: The split. Different splits share templates, but no world.
+        templates: The templates to use.
+        infeasible: Share of infeasible tasks, evenly distributed among the others: of the templates that need a record, one
+            after another. They are not joined. The other tasks are the same as without infeasible ones.
+        joined: Number of templates that one task combines (EvoCUA builds new tasks from atomic capabilities in this way). If
+            it is above 1, templates are drawn, and unsound tasks are discarded.
+        conjunction: How tasks are combined: ``and`` requires all of them in turn, ``or`` requires one of them.
+        apart_from: Arguments of this function (``n``, ``seed`` and so on) that generate test tasks. A joined or infeasible
+            task that matches one of these in its goal, start or check is discarded as well (EvoCUA).
 
     Raises:
-        ConfigurationError: ``n`` or ``joined`` below 1, a share outside 0 to 1, no template, nothing sound comes out, or
-            tasks that are not joined are to be apart from others.
-        UnknownName: no such template, split or conjunction, or no such argument in ``apart_from``.
+        ConfigurationError: ``n`` or ``joined`` is below 1, a share is outside of 0 to 1, there is no template, no sound task
+            is found, or ``apart_from`` is given for tasks that are not joined.
+        UnknownName: there is no such template, split or conjunction, or no such argument in ``apart_from``.
     """
     check_known("conjunction", conjunction, MARKS)
     names, held = tuple(templates), _held_out(apart_from, joined)
@@ -308,7 +309,7 @@ def generate_domsim_tasks(
     tasks, rest, feasible = [], names, 0
     for index in range(n):
         place = feasible if joined > 1 else feasible // len(names)
-        # A product of floats may stand a little below its whole number.
+        # The small addition is needed because a product of floats may be slightly below its integer value.
         if int((index + 1) * infeasible + 1e-9) > int(index * infeasible + 1e-9):
             place = index
             name, key, desktop_task = _infeasible(rest, f"{split} {seed}", index, held)
@@ -328,10 +329,10 @@ def generate_domsim_tasks(
 
 
 def _sound(name: str, key: str) -> DesktopTask:
-    """The task of a template.
+    """Generates the task of a template.
 
     Raises:
-        ConfigurationError: it is not sound.
+        ConfigurationError: the task is not sound.
     """
     desktop_task = DesktopTask(name, key)
     if flaw := flaw_of(desktop_task):
@@ -340,11 +341,11 @@ def _sound(name: str, key: str) -> DesktopTask:
 
 
 def _held_out(apart_from: Mapping[str, Any] | None, joined: int) -> HeldOutTasks | None:
-    """What synthesised tasks are kept apart from.
+    """Returns the test tasks from which synthesised tasks must differ.
 
     Raises:
-        ConfigurationError: they are not synthesised.
-        UnknownName: no such argument of `generate_domsim_tasks`.
+        ConfigurationError: the tasks are not synthesised.
+        UnknownName: `generate_domsim_tasks` has no such argument.
     """
     if apart_from is None:
         return None
@@ -361,10 +362,10 @@ def _held_out(apart_from: Mapping[str, Any] | None, joined: int) -> HeldOutTasks
 def _infeasible(
     names: Sequence[str], seed: str, place: int, held: HeldOutTasks | None
 ) -> tuple[str, str, DesktopTask]:
-    """A sound infeasible task of the first of the templates that has one that is not held out: its kind, seed and itself.
+    """Generates a sound infeasible task of the first possible template: returns its template, its seed and the task.
 
     Raises:
-        ConfigurationError: none of the templates is about a record, or ``PATIENCE`` draws of each are held out.
+        ConfigurationError: no template needs a record, or ``PATIENCE`` draws of each match test tasks.
     """
     for template in names:
         name = INFEASIBLE + template
@@ -387,10 +388,10 @@ def _infeasible(
 def _synthesized(
     names: Sequence[str], joined: int, seed: str, held: HeldOutTasks | None = None, mark: str = JOIN
 ) -> tuple[str, str, DesktopTask]:
-    """A sound task of templates that are drawn, and none of those that are held out: its kind, its seed and itself.
+    """Generates a sound task of drawn templates that matches no test task: returns its template, its seed and the task.
 
     Raises:
-        ConfigurationError: ``PATIENCE`` draws gave none.
+        ConfigurationError: ``PATIENCE`` draws found none.
     """
     rng = Random(f"joined {joined} {seed}")
     for attempt in range(PATIENCE):
@@ -408,10 +409,10 @@ def _synthesized(
 
 
 def flaw_of(desktop_task: DesktopTask) -> str:
-    """What is wrong with a task that was just made; empty where it is sound.
+    """Returns what is wrong with a generated task; empty if it is sound.
 
-    Sound means that the validator refuses the start, accepts the end of the expert's plan, and refuses up to ``MUTANTS``
-    wrong variants of that end.
+    A sound task's validator rejects the start, accepts the end of the expert's plan, and rejects up to ``MUTANTS`` wrong
+    variants of that end.
     """
     if desktop_task.passed(desktop_task.start, "success"):
         return "is achieved before anything is done"
@@ -444,9 +445,9 @@ def _can_be_played(start: World, plan: Iterable[Move]) -> bool:
 
 
 def wrong_ends(desktop_task: DesktopTask, end: World) -> list[tuple[str, World]]:
-    """At most ``MUTANTS`` variants of the right end that are wrong, with what is wrong with each.
+    """Returns up to ``MUTANTS`` wrong variants of the correct end, each with a description of the error.
 
-    One of the task's changes is undone, something else is changed as well, or the answer is another one.
+    In each, one of the task's changes is undone, something else is changed too, or the answer differs.
     """
     start, facts = desktop_task.start.facts(), end.facts()
     rng = Random(f"wrong ends {desktop_task.goal}")

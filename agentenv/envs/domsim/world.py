@@ -1,4 +1,4 @@
-"""What a miniature desktop remembers, what its apps are, and a page as it was shown."""
+"""The state of a simulated desktop, the interface of its apps, and a page as it was shown."""
 
 from collections.abc import Mapping
 from random import Random
@@ -9,11 +9,11 @@ from agentenv.envs.gui.actions import Action
 from agentenv.envs.gui.screen import Screen
 
 TRAIL = 20
-"""Pages that can be gone back to."""
+"""The number of pages to which one can go back."""
 
 
 class World:
-    """Everything that changes. Copies share the records and nothing else."""
+    """The whole mutable state. Copies share only the immutable records."""
 
     __slots__ = (
         "answer", "data", "dialog", "fields", "focus", "notice", "opened", "page", "replacing", "scroll", "trail",
@@ -21,27 +21,27 @@ class World:
 
     def __init__(self, data: Mapping[str, Any]) -> None:
         self.data: dict[str, Any] = dict(data)
-        """The database: immutable values by name; a name that begins with an underscore is bookkeeping."""
+        """The database: immutable values by name. Names that begin with an underscore are internal."""
         self.page: Do = ("home",)
-        """The app in front, then what it shows."""
+        """The app in front, followed by what it shows."""
         self.trail: tuple[tuple[Do, dict[str, str | bool]], ...] = ()
-        """Pages to go back to, with what stood in their forms; nothing in them is changed any more."""
+        """Earlier pages with the content of their forms, which is not changed any more."""
         self.fields: dict[str, str | bool] = {}
-        """What stands in the form of the present page."""
+        """The content of the form on the present page."""
         self.focus = ""
-        """Key of the field that takes text."""
+        """The key of the focused text field."""
         self.replacing = False
-        """Whether all of that field is selected, so that text replaces it."""
+        """Whether the whole text of that field is selected, so that typing replaces it."""
         self.opened = ""
-        """Key of the drop-down list that is open."""
+        """The key of the open drop-down list."""
         self.dialog: Do = ()
-        """The dialog over the page; empty where there is none."""
+        """The dialog over the page; empty without one."""
         self.scroll = 0
-        """Rows that are scrolled out at the top."""
+        """Number of rows that are scrolled out at the top."""
         self.notice = ""
-        """What the app says about the last action."""
+        """The app's message about the last action."""
         self.answer = ""
-        """What was said to the user."""
+        """The policy's answer to the user."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         twin = object.__new__(type(self))
@@ -51,12 +51,12 @@ class World:
         return twin
 
     def go(self, *page: str | int, fields: Mapping[str, str | bool] | None = None) -> None:
-        """Shows another page, with ``fields`` filled in."""
+        """Opens another page, with ``fields`` filled in."""
         self.trail = (*self.trail[1 - TRAIL :], (self.page, self.fields))
         self._show(page, fields)
 
     def back(self) -> None:
-        """Closes what lies on top, or shows the page before."""
+        """Closes the dialog or list on top, or returns to the previous page."""
         if self.opened:
             self.opened = ""
         elif self.dialog:
@@ -77,45 +77,45 @@ class World:
         self.fields |= fields or {}
 
     def close(self) -> None:
-        """Closes the dialog; its fields take no more text."""
+        """Closes the dialog and removes the focus from its fields."""
         self.dialog, self.focus, self.replacing = (), "", False
 
     def unfold(self, key: str) -> None:
-        """Opens a drop-down list, which lies over the form: no field of it takes text until it is clicked again."""
+        """Opens a drop-down list over the form; no text field has the focus until one is clicked again."""
         self.opened, self.focus, self.replacing = key, "", False
 
     def text(self, key: str) -> str:
-        """What stands in a text field, without blanks around it."""
+        """Returns the content of a text field without surrounding blanks."""
         return str(self.fields.get(key, "")).strip()
 
     def picked(self, key: str, default: str) -> str:
-        """What is chosen in a drop-down list; ``default`` is its first option."""
+        """Returns the selected option of a drop-down list; ``default`` is its first option."""
         return str(self.fields.get(key, default))
 
     def facts(self) -> dict[str, Any]:
-        """The database without bookkeeping: what a validator compares."""
+        """Returns the database without internal entries, as validators compare it."""
         return {name: value for name, value in self.data.items() if not name.startswith("_")}
 
 
 class App(Protocol):
-    """One program: no state of its own. Its handlers are methods that take the world and the arguments of ``Widget.do``."""
+    """One app, without any state. Its handlers are methods with the world and the arguments of ``Widget.do``."""
 
     name: ClassVar[str]
 
     def start(self, rng: Random) -> dict[str, Any]:
-        """The app's part of a new database; every name begins with the name of the app."""
+        """Creates the app's part of a new database. Every key begins with the name of the app."""
 
     def view(self, world: World) -> list[Row]:
-        """The page that ``world.page`` names."""
+        """Draws the page that ``world.page`` names."""
 
     def view_dialog(self, world: World) -> list[Row]:
-        """The dialog that ``world.dialog`` names."""
+        """Draws the dialog that ``world.dialog`` names."""
 
 
 class DesktopView:
-    """A page as it was shown: the screen, the widget behind each element, and how many rows the whole page has.
+    """A page as it was shown: the screen, the widget of each element, and the number of rows of the whole page.
 
-    Nothing in it changes, so copies share it.
+    It is immutable, so copies share it.
     """
 
     __slots__ = ("rows", "screen", "widgets")
@@ -127,11 +127,11 @@ class DesktopView:
         return self
 
     def target(self, action: Action, *, end: bool = False) -> Widget | None:
-        """The widget at which ``action`` (or the end of a drag) points."""
+        """Returns the widget at which ``action`` (or the end of a drag) points."""
         id, point = (action.end_id, action.end) if end else (action.id, action.point)
         found = self.screen.at(point) if point is not None else self.screen.element(id or "")
         return self.widgets[int(found.id) - 1] if found else None
 
     def id_of(self, key: str) -> str | None:
-        """The element behind which the widget ``key`` stands; None where it is not in view."""
+        """Returns the element of the widget ``key``; None if it is not in view."""
         return next((str(i) for i, widget in enumerate(self.widgets, 1) if widget.key == key), None)

@@ -1,4 +1,4 @@
-"""What graphical environments share: actions, screens, recordings and matchers."""
+"""Shared parts of graphical environments: actions, screens, recordings and matchers."""
 
 from typing import TYPE_CHECKING
 

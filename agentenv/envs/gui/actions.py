@@ -1,9 +1,9 @@
-"""What a policy can do to a screen, and how it writes that down: one vocabulary for every graphical environment.
+"""The actions on a screen and their notation, one vocabulary for all graphical environments.
 
 A reply is ``<think>...</think><action>{"action": "click", "coordinate": [40, 120]}</action>``: the grammar of UI-S1 (Lu et
-al. 2025), to which desktop and web kinds and targets by element id are added. Coordinates are pixels of the screen as it
-is shown to the policy. A swipe is what the finger does; a scroll names what comes into view, so that "scroll down" shows
-what is further down and is a swipe upwards.
+al. 2025), extended by desktop and web actions and by element ids as targets. Coordinates are in pixels of the screen as the
+policy sees it. The direction of a swipe is that of the finger. The direction of a scroll is that of the content that becomes
+visible, so "scroll down" shows what is further down, and equals a swipe upwards.
 """
 
 import json
@@ -22,75 +22,75 @@ DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 BUTTONS = ("Back", "Home", "Menu", "Enter")
 STATUSES = ("success", "failure")
 STOP = ("</action>",)
-"""Stop string for the engine: nothing after the action is sampled."""
+"""Stop string for the engine: nothing is sampled after the action."""
 
 
 class ActionKind(StrEnum):
-    """The kinds of action. The value is what stands in ``"action"``."""
+    """The kinds of action. The value is the one in ``"action"``."""
 
     CLICK = "click"
     DOUBLE_CLICK = "double_click"
     LONG_PRESS = "long_press"
     HOVER = "hover"
     DRAG = "drag"
-    TYPE = "type"  # at the caret of the focused field; with a target, that field is focused first, caret at its end
+    TYPE = "type"  # into the focused field at the caret; a target is focused first, with the caret at its end
     SELECT = "select"  # an option of a drop-down list, by its text
-    KEY = "key"  # a key or a chord in the names of the web: Enter, Tab, Backspace, Control+a
+    KEY = "key"  # a key or a combination, by its web name: Enter, Tab, Backspace, Control+a
     SCROLL = "scroll"
     SWIPE = "swipe"
     SYSTEM_BUTTON = "system_button"
     OPEN = "open"  # an application, by name
     WAIT = "wait"
-    ANSWER = "answer"  # says something to the user; ends nothing
+    ANSWER = "answer"  # a message to the user; it does not end the episode
     TERMINATE = "terminate"
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One action; fields that its kind does not have keep their defaults."""
+    """One action. Fields that its kind does not use have their defaults."""
 
     kind: ActionKind
     text: str = ""
-    """Of type, select, key, open and answer; the button of system_button; the status of terminate."""
+    """The text of type, select, key, open and answer; the button of system_button; the status of terminate."""
     id: str | None = None
-    """Element acted on, as the UI tree numbers it."""
+    """The id of the target element in the UI tree."""
     point: Point | None = None
-    """Place acted on, in pixels; a target has an id or a point."""
+    """The target point in pixels. A target has an id or a point."""
     end_id: str | None = None
-    """Element where a drag ends."""
+    """The id of the element at which a drag ends."""
     end: Point | None = None
-    """Place where a swipe or drag ends."""
+    """The point at which a swipe or drag ends."""
     direction: Direction | None = None
-    """Of a scroll: what comes into view."""
+    """The direction of a scroll: where the content lies that becomes visible."""
     time: float | None = None
-    """Seconds of a long press or a wait."""
+    """The duration of a long press or a wait in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedAction:
-    """What was read out of a policy's text."""
+    """The result of parsing a policy's text."""
 
     action: Action | None
-    """None where the text holds no action that can be carried out; ``error`` says why."""
+    """None if the text contains no valid action; ``error`` says why."""
     format_ok: bool
-    """Whether the whole text is one think block that says something, then one action block, and nothing else."""
+    """Whether the whole text is exactly one non-empty think block followed by one action block."""
     thought: str = ""
     error: str = ""
 
 
 MAX_ID = 80
-"""Characters of the number of an element."""
+"""Largest number of characters of an element's id."""
 MAX_TEXT = 4000
-"""Characters of a text: a browser types them one by one and has a deadline."""
+"""Largest number of characters of a text: a browser types them one by one, with a deadline."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Argument:
-    """How one JSON member becomes a field of ``Action``."""
+    """How a JSON member is converted to a field of ``Action``."""
 
     field: str
     read: Callable[[Any], Any]
-    """Gives None for a value that cannot be used."""
+    """Converts the value; returns None if it is not valid."""
     expected: str
 
 
@@ -123,7 +123,7 @@ def _read_seconds(value: Any) -> float | None:
 
 
 def _one_of(values: Collection[str]) -> Callable[[Any], str | None]:
-    """A name of ``values`` in any case: the released matchers of UI-S1 compare buttons so."""
+    """Makes a reader of one of ``values`` in any case: the published matchers of UI-S1 compare buttons in this way."""
     known = {value.casefold(): value for value in values}
     return lambda value: known.get(value.casefold()) if isinstance(value, str) else None
 
@@ -158,23 +158,23 @@ GRAMMAR: Mapping[ActionKind, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ActionKind.ANSWER: (("text",), ()),
     ActionKind.TERMINATE: (("status",), ()),
 }
-"""Members that each kind needs and may have besides; ``a|b`` is exactly one of the two."""
+"""The required and the optional members of each kind; ``a|b`` stands for exactly one of the two."""
 
 _FORMAT = re.compile(r"\s*<think>(.*?)</think>\s*<action>(.*?)</action>\s*", re.DOTALL)
-"""Asked only of text that has each tag once: of many it would take the square of their number."""
+"""Applied only to text in which each tag occurs once, because it takes quadratic time for many tags."""
 _TAGS = ("<think>", "</think>", "<action>", "</action>")
 
 
 class Unreadable(ValueError):
-    """A JSON object is no action; one sentence for the policy says why."""
+    """A JSON object is not a valid action. The message is one sentence for the policy."""
 
 
 def parse_reply(text: str, kinds: Collection[ActionKind] = tuple(ActionKind)) -> ParsedAction:
-    """Reads a policy's reply; a mistake is never an exception.
+    """Parses a policy's reply. A mistake never raises an exception.
 
     Args:
-        text: What the policy wrote. An action is read from exactly one action block: none or two are a mistake.
-        kinds: The kinds that the environment knows.
+        text: The policy's text. It must contain exactly one action block.
+        kinds: The kinds that the environment supports.
     """
     once = all(text.count(tag) == 1 for tag in _TAGS)
     thoughts = between(text, "<think>", "</think>")
@@ -201,10 +201,10 @@ def _json_object(text: str) -> Mapping[str, Any]:
 
 
 def action_from(members: Mapping[str, Any], kinds: Collection[ActionKind] = tuple(ActionKind)) -> Action:
-    """The action that a JSON object describes.
+    """Parses the action in a JSON object.
 
     Raises:
-        Unreadable: the kind is unknown, or a member is missing, unknown or of another type.
+        Unreadable: the kind is unknown, or a member is missing, unknown or has the wrong type.
     """
     name = members.get("action")
     if not isinstance(name, str) or name not in kinds:
@@ -232,7 +232,7 @@ def _read(name: str, value: Any) -> tuple[str, Any]:
 
 
 def action_members(action: Action) -> dict[str, Any]:
-    """The JSON object of ``action``; ``action_from`` reads it back."""
+    """Returns the JSON object of ``action``, which ``action_from`` parses."""
     needed, optional = GRAMMAR[action.kind]
     names = [part for group in (*needed, *optional) for part in group.split("|")]
     members: dict[str, Any] = {"action": str(action.kind)}
@@ -248,7 +248,7 @@ def _plain(number: float) -> int | float:
 
 
 def action_text(action: Action, thought: str = "") -> str:
-    """The reply that ``parse_reply`` reads as ``action``; without a thought its format is not in order."""
+    """Returns the reply that ``parse_reply`` parses as ``action``. Without a thought, its format is not valid."""
     return (
         f"<think>{thought}</think><action>{json.dumps(action_members(action), ensure_ascii=False)}</action>"
     )

@@ -1,4 +1,4 @@
-"""The card of a set of recordings, to read before training: sizes, actions, and the scores of policies that see nothing."""
+"""The card of a set of recordings, to read before training: sizes, actions, scores of policies that ignore the screen."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ LARGE_BOXES = (0.25, 0.5, 0.75)
 
 
 def constant_policies(step: RecordedStep) -> dict[str, Action]:
-    """What policies that see nothing do on the screen of ``step``, by name."""
+    """Returns the actions of policies that ignore the content of the screen of ``step``, by name."""
     w, h = step.display_size
     middle, near, far = (w / 2, h / 2), 0.25, 0.75
     return {
@@ -28,10 +28,10 @@ def constant_policies(step: RecordedStep) -> dict[str, Action]:
 
 
 def ceilings(recordings: Sequence[Recording], preset: str) -> dict[str, dict[str, float]]:
-    """Share of all steps, and of the steps of its own kind, that each constant policy passes under ``preset``.
+    """Returns the share of all steps, and of the steps of its own kind, that each constant policy passes under ``preset``.
 
     Raises:
-        UnknownName: no such preset.
+        UnknownName: there is no such preset.
     """
     matcher = get_matcher(preset)
     passed: Counter[str] = Counter()
@@ -53,10 +53,10 @@ def ceilings(recordings: Sequence[Recording], preset: str) -> dict[str, dict[str
 
 
 def gold_replay(recordings: Sequence[Recording], preset: str) -> dict[str, Any]:
-    """Replays every expert action as a policy would write it: how many are exact, and the reasons of those that are not.
+    """Replays every expert action as a policy would write it; counts exact matches and the reasons of mismatches.
 
     Raises:
-        UnknownName: no such preset.
+        UnknownName: there is no such preset.
     """
     matcher = get_matcher(preset)
     reasons: Counter[str] = Counter()
@@ -70,7 +70,7 @@ def gold_replay(recordings: Sequence[Recording], preset: str) -> dict[str, Any]:
 
 
 def card(recordings: Sequence[Recording]) -> dict[str, Any]:
-    """Sizes, lengths, kinds of action, share of large boxes, gold replay and ceilings under every preset."""
+    """Returns sizes, lengths, kinds of action, share of large boxes, gold replay, and ceilings under every preset."""
     steps = [step for recording in recordings for step in recording.steps]
     lengths = sorted(len(recording.steps) for recording in recordings)
     kinds = Counter(str(step.gold.action.kind) for step in steps)
@@ -82,7 +82,7 @@ def card(recordings: Sequence[Recording]) -> dict[str, Any]:
     return {
         "recordings": len(recordings),
         "steps": len(steps),
-        "lengths": _spread(lengths),
+        "lengths": _length_statistics(lengths),
         "successful": sum(recording.successful for recording in recordings),
         "with_tree": sum(step.screen.elements is not None for step in steps),
         "with_pixels": sum(step.screen.image is not None for step in steps),
@@ -93,7 +93,7 @@ def card(recordings: Sequence[Recording]) -> dict[str, Any]:
     }
 
 
-def _spread(lengths: Sequence[int]) -> Mapping[str, float]:
+def _length_statistics(lengths: Sequence[int]) -> Mapping[str, float]:
     if not lengths:
         return {}
     return {"min": lengths[0], "mean": round(sum(lengths) / len(lengths), 3), "max": lengths[-1]}

@@ -1,4 +1,4 @@
-"""A screen without pixels as SVG: its elements as boxes with their names. Every text is escaped."""
+"""Draws a screen without pixels as SVG: its elements as boxes with their names. Every text is escaped."""
 
 import re
 import textwrap
@@ -24,7 +24,7 @@ SHAPES = {
     "img": "graphic",
     "graphic": "graphic",
 }
-"""Looks by role; any other role is plain text."""
+"""The styles by role; any other role is drawn as plain text."""
 STYLE = """
 rect{fill:none}
 text{font-family:system-ui,"Segoe UI",sans-serif;fill:#1d2126}
@@ -39,17 +39,17 @@ text{font-family:system-ui,"Segoe UI",sans-serif;fill:#1d2126}
 .selected rect{fill:#cfdffb;stroke:#6f93d6}
 .focused rect{stroke:#1d2126;stroke-width:2}
 """
-_NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_INVALID_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _PAD, _ADVANCE, _LEADING = 5, 0.54, 1.25
-"""Pixels beside a text; mean width of a character and height of a line, both in font sizes."""
+"""Padding of a text in pixels; mean width of a character and line height, both relative to the font size."""
 
 
 def svg(screen: Screen) -> str:
-    """``screen`` as an SVG document of its size; pixels that it has are not used."""
+    """Draws ``screen`` as an SVG document of its size; its pixels, if any, are not used."""
     width, height = screen.width, screen.height
     body = "".join(map(_element, _visible(screen)))
     if not screen.elements:
-        body = f'<text x="{_PAD}" y="22" font-size="15">{_safe(screen.title)}</text>'
+        body = f'<text x="{_PAD}" y="22" font-size="15">{_escaped(screen.title)}</text>'
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">'
         f'<style>{STYLE}</style><rect width="{width}" height="{height}" style="fill:#fff"/>{body}</svg>'
@@ -57,7 +57,7 @@ def svg(screen: Screen) -> str:
 
 
 def _visible(screen: Screen) -> Iterator[Element]:
-    """The elements less the options of closed lists, which stand where their list stands."""
+    """Yields the elements without the options of closed lists, which have the same position as their list."""
     lists: set[Box] = set()
     for element in screen.elements or ():
         if element.role == "combobox":
@@ -70,15 +70,15 @@ def _element(element: Element) -> str:
     x1, y1, x2, y2 = element.box
     wide, high = max(0.0, x2 - x1), max(0.0, y2 - y1)
     look = " ".join([SHAPES.get(element.role, "text"), *element.states])
-    # A nested drawing cuts off what stands out of its box.
+    # A nested SVG element clips whatever extends beyond its box.
     return (
-        f'<svg class="{_safe(look)}" x="{x1:g}" y="{y1:g}" width="{wide:g}" height="{high:g}">'
+        f'<svg class="{_escaped(look)}" x="{x1:g}" y="{y1:g}" width="{wide:g}" height="{high:g}">'
         f'<rect width="{wide:g}" height="{high:g}"/>{_lines(caption(element), element.role, wide, high)}</svg>'
     )
 
 
 def _lines(text: str, role: str, wide: float, high: float) -> str:
-    """``text``, wrapped as far as the box has room."""
+    """Wraps ``text`` into as many lines as fit into the box."""
     font = min(14.0, max(7.0, high - 4))
     fitting, room = max(1, int((wide - 2 * _PAD) / (font * _ADVANCE))), int(high / (font * _LEADING))
     lines = textwrap.wrap(text, fitting, max_lines=room, placeholder="…") if room > 1 else [text]
@@ -87,13 +87,13 @@ def _lines(text: str, role: str, wide: float, high: float) -> str:
     top = (high - len(lines) * font * _LEADING) / 2 + font * 0.97
     style = f'x="{x:g}" font-size="{font:g}" text-anchor="{anchor}"'
     return "".join(
-        f'<text {style} y="{top + i * font * _LEADING:.4g}">{_safe(line)}</text>'
+        f'<text {style} y="{top + i * font * _LEADING:.4g}">{_escaped(line)}</text>'
         for i, line in enumerate(lines)
     )
 
 
 def caption(element: Element) -> str:
-    """What stands in the box of an element: its name, with what it holds or whether it is on."""
+    """Returns the text in an element's box: its name with its value or state."""
     match element.role:
         case "checkbox" | "switch":
             return f"{'☑' if 'checked' in element.states else '☐'} {element.text}"
@@ -104,5 +104,5 @@ def caption(element: Element) -> str:
     return f"{element.text}: {element.value}" if element.value or element.role == "textbox" else element.text
 
 
-def _safe(text: str) -> str:
-    return escape(_NO_XML.sub("\ufffd", text))
+def _escaped(text: str) -> str:
+    return escape(_INVALID_IN_XML.sub("\ufffd", text))

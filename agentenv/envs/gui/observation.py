@@ -1,4 +1,4 @@
-"""How a graphical environment speaks to a policy: the opening, and a screen as a message."""
+"""Messages of a graphical environment to a policy: the opening, and screens."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -23,13 +23,13 @@ EXAMPLES = {
 
 
 def opening(goal: str, kinds: Collection[ActionKind], pointing: str, template: str = PROMPT) -> str:
-    """The text that opens an episode.
+    """Returns the text that opens an episode.
 
     Args:
-        goal: What is to be done.
-        kinds: The actions that the environment knows.
-        pointing: ``id`` or ``coordinate``: how the example points at things.
-        template: Text with ``{goal}``, and ``{actions}`` and ``{example}`` where wanted.
+        goal: The goal of the episode.
+        kinds: The actions that the environment supports.
+        pointing: ``id`` or ``coordinate``: how the example refers to elements.
+        template: A text with ``{goal}``, and optionally ``{actions}`` and ``{example}``.
     """
     instructions = template.replace("{actions}", "; ".join(map(usage, kinds))).replace(
         "{example}", EXAMPLES[pointing]
@@ -38,32 +38,32 @@ def opening(goal: str, kinds: Collection[ActionKind], pointing: str, template: s
 
 
 def usage(kind: ActionKind) -> str:
-    """An action with its members: ``click(id|coordinate)``, optional ones in brackets."""
+    """Describes an action with its members, such as ``click(id|coordinate)``; optional ones are in brackets."""
     needed, optional = GRAMMAR[kind]
     return f"{kind}({', '.join([*needed, *(f'[{name}]' for name in optional)])})"
 
 
 @dataclass(frozen=True)
 class ScreenFormat:
-    """How screens are told to a policy."""
+    """How screens are shown to a policy."""
 
     tree: bool = True
-    """Whether the UI tree is part of a message; where there is no image it always is."""
+    """Whether the UI tree is part of a message. Without an image, it always is."""
     pixels: bool = False
-    """Whether the image is, resized as ``image_part`` does."""
+    """Whether the image is part of a message, resized by ``image_part``."""
     places: bool = True
-    """Whether the UI tree says where each element is."""
+    """Whether the UI tree contains the position of each element."""
 
     def message(self, screen: Screen, before: str = "") -> Message:
-        """``screen`` as the user's message.
+        """Shows ``screen`` as a user message.
 
         Args:
-            screen: What is to be seen.
-            before: Text that stands first: a goal, or what came of the last action.
+            screen: The screen to show.
+            before: Text at the beginning: a goal, or the result of the last action.
 
         Raises:
-            MissingExtra: pixels without pillow.
-            EnvFault: pixels of a screen whose image cannot be read.
+            MissingExtra: pixels are requested, and pillow is not installed.
+            EnvFault: the image of the screen cannot be read.
         """
         text = f"{before}{screen.as_text(places=self.places) if self.tree or screen.image is None else ''}\n"
         if not self.pixels or screen.image is None:
@@ -73,14 +73,14 @@ class ScreenFormat:
     def context(
         self, system: str, past: Sequence[tuple[Screen, str]], now: Screen, window: int, before: str = ""
     ) -> Observation:
-        """All that a policy sees in one turn, as UI-S1 has it: the goal, its own history, the newest screens.
+        """Returns the whole context of one turn, as in UI-S1: the goal, the policy's own history, and the newest screens.
 
         Args:
-            system: Opening text, with the goal.
-            past: Earlier screens, each with what was said on it.
+            system: The opening text with the goal.
+            past: Earlier screens, each with the policy's reply.
             now: The present screen.
-            window: Newest screens that are shown; of earlier ones it only says that there was one.
-            before: What came of the last action.
+            window: Number of newest screens that are shown; earlier ones are only mentioned.
+            before: The result of the last action.
         """
         messages = [Message("system", system)]
         hidden = len(past) + 1 - window

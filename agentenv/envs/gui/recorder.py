@@ -1,4 +1,4 @@
-"""Runs of a graphical environment become recordings, and recordings a data set with a card."""
+"""Records episodes of a graphical environment, and writes recordings as a data set with a card."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -21,16 +21,16 @@ class RecordableEnv(Protocol):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Info]:
-        """Poses a task; ``info`` has ``goal`` and ``task_id``."""
+        """Poses a task. ``info`` contains ``goal`` and ``task_id``."""
 
     def step(self, action: str) -> Step:
-        """Acts once."""
+        """Executes one action."""
 
     def screen(self) -> Screen:
-        """What is on the screen now."""
+        """Returns the present screen."""
 
     def expert(self) -> Sequence[str] | None:
-        """Actions that solve the present task."""
+        """Returns actions that solve the present task."""
 
 
 def record(
@@ -40,15 +40,16 @@ def record(
     seed: int | None = None,
     actions: Iterable[str] | None = None,
 ) -> Recording:
-    """Plays an episode and keeps what was seen and done.
+    """Plays an episode and records its screens and actions.
 
-    A target by id becomes the middle of its element, whose box is kept with it. A text that is no action is left out.
+    A target given by id is replaced by the centre of its element, whose box is recorded too. A text without a valid action
+    is left out.
 
     Args:
-        env: Where.
-        task: What; None lets the seed draw it.
-        seed: Of the reset.
-        actions: What is done, such as the actions of a trajectory; None plays the environment's expert.
+        env: The environment.
+        task: The task; None lets the seed draw it.
+        seed: The seed of the reset.
+        actions: The actions to play, such as those of a trajectory; None plays the environment's expert.
 
     Raises:
         ConfigurationError: the environment has no expert for the task.
@@ -74,7 +75,7 @@ def record(
 
 
 def boxes_of(action: Action, screen: Screen) -> tuple[Box, ...]:
-    """The box of the element that ``action`` is about; none where there is none."""
+    """Returns the box of the element that ``action`` refers to; empty without one."""
     element = screen.element(action.id) if action.id is not None else None
     if element is None and action.point is not None:
         element = screen.at(action.point)
@@ -82,10 +83,10 @@ def boxes_of(action: Action, screen: Screen) -> tuple[Box, ...]:
 
 
 def write_dataset(recordings: Sequence[Recording], folder: Path) -> dict[str, Any]:
-    """Writes ``recordings.jsonl`` and its card ``card.json``, which is returned.
+    """Writes ``recordings.jsonl`` and its card ``card.json``; returns the card.
 
     Raises:
-        ConfigurationError: there is no recording, or one that did not succeed.
+        ConfigurationError: there are no recordings, or one did not succeed.
     """
     failed = [recording.id for recording in recordings if not recording.successful]
     if not recordings or failed:

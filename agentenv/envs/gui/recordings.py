@@ -1,4 +1,4 @@
-"""Recorded runs of an expert: the data of semi-online training, one JSON object a line.
+"""Recorded episodes of an expert, the data of semi-online training, one JSON object per line.
 
 The format is that of UI-S1's AndroidControl files (Lu et al. 2025)::
 
@@ -6,7 +6,7 @@ The format is that of UI-S1's AndroidControl files (Lu et al. 2025)::
      "thought"?, "step_instruction"?, "annotation"?, "check_options"?: {"candidate_bbox": [[x1, y1, x2, y2]],
      "direction"?}}]}
 
-``screen`` is ours: the UI tree and size of the screen, as recorded from DomSim or a browser.
+``screen`` is an extension: the UI tree and size of the screen, as recorded from DomSim or a browser.
 """
 
 import json
@@ -33,24 +33,24 @@ from agentenv.errors import DatasetError, MissingExtra
 
 Annotation = Literal["GOOD", "HARMFUL", "NEUTRAL"]
 Semantics = Literal["finger", "scroll", "ui_s1"]
-"""What a declared direction names: where the finger goes, what comes into view, or (UI-S1's evaluation file) the second
-vertically and the first horizontally."""
+"""What a declared direction means: the direction of the finger, that of the content that comes into view, or (in UI-S1's
+evaluation file) the latter vertically and the former horizontally."""
 
 _OPPOSITE: Mapping[Direction, Direction] = {"up": "down", "down": "up", "left": "right", "right": "left"}
-_UPRIGHT: tuple[Size, ...] = ((1080, 2400), (1440, 3120), (2400, 1080), (3120, 1440))
-"""Screens of AndroidControl, for files whose screenshots are not there."""
+_ANDROID_CONTROL_SIZES: tuple[Size, ...] = ((1080, 2400), (1440, 3120), (2400, 1080), (3120, 1440))
+"""Screen sizes of AndroidControl, for files without their screenshots."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """What the expert saw and did once."""
+    """One screen and the expert's action on it."""
 
     screen: Screen
     gold: Gold
     instruction: str = ""
-    """What the step is for, in words."""
+    """The purpose of the step, in words."""
     thought: str = ""
-    """Reasoning recorded with the step."""
+    """The reasoning recorded with the step."""
     annotation: Annotation = "GOOD"
 
     @property
@@ -60,7 +60,7 @@ class RecordedStep:
 
     @property
     def gold_at_caret(self) -> Gold:
-        """The expert's action; where it types without a target and the screen shows which field has the focus, into that."""
+        """The expert's action; if it types without a target and the focused field is known, that field is its target."""
         aimed = at_caret(self.gold.action, self.screen)
         field = focused(self.screen)
         if aimed == self.gold.action or field is None:
@@ -69,7 +69,7 @@ class RecordedStep:
 
 
 class Recording:
-    """One task as the expert did it. Nothing in it changes, so copies of an episode share it."""
+    """One task with the expert's steps. It is immutable, so copies of an episode share it."""
 
     __slots__ = ("goal", "id", "steps", "successful")
 
@@ -85,34 +85,35 @@ class Recording:
         return self
 
     def digest_members(self) -> dict[str, Any]:
-        """What makes it the recording that it is, whatever its id, for `agentenv.core.io.digests.value_digest`."""
+        """Returns the content of the recording without its id, for `agentenv.core.io.digests.value_digest`."""
         return {name: value for name, value in recording_members(self).items() if name != "episode_id"}
 
     def task(self, split: str = "") -> Task:
-        """The task of doing the same; ``data["recording"]`` is this."""
+        """Returns the task of doing the same; ``data["recording"]`` is this recording."""
         return Task(self.id, self.goal, ("",), split, {"recording": self})
 
 
 def display_size_of(screen: Screen) -> Size:
-    """The size in whose pixels a policy gives coordinates: that of the resized image, or of a screen without pixels."""
+    """Returns the size to which a policy's coordinates refer: that of the resized image, or of a screen without pixels."""
     return (screen.width, screen.height) if screen.image is None else resized(screen.width, screen.height)
 
 
 def load_recordings(
     path: Path | None = None, *, semantics: Semantics = "ui_s1", screenshots: Path | None = None
 ) -> tuple[Recording, ...]:
-    """The recordings of a file.
+    """Reads the recordings of a file.
 
     Args:
-        path: The file, or a folder with one ``*.jsonl`` or ``*.jsonl.gz``; None is ``android_control`` under
+        path: The file, or a folder with one ``*.jsonl`` or ``*.jsonl.gz``; None uses ``android_control`` under
             ``AGENTENV_DATA``.
-        semantics: What a declared ``direction`` of a swipe names; it must agree with the swipe's coordinates.
-        screenshots: Folder of the screenshots, found by file name; None loads none. A screen's size is then the
-            recorded one or, without any, guessed from the coordinates of its episode.
+        semantics: What a declared ``direction`` of a swipe means; it must agree with the swipe's coordinates.
+        screenshots: The folder of the screenshots, which are found by file name; None loads none. The size of a screen is
+            then the recorded one or, without that, guessed from the coordinates of its episode.
 
     Raises:
-        DatasetError: no such file, a malformed line, a duplicate id, or a direction against the coordinates.
-        MissingExtra: ``screenshots`` without pillow.
+        DatasetError: the file does not exist, a line is malformed, an id is repeated, or a direction contradicts its
+            coordinates.
+        MissingExtra: ``screenshots`` is given, and pillow is not installed.
     """
     file = find_file("the recordings", "android_control", "*.jsonl*", path)
     recordings = tuple(
@@ -125,7 +126,7 @@ def load_recordings(
 
 
 def _checked_recording(record: RawRow, semantics: Semantics, screenshots: Path | None) -> Recording:
-    """Reads as `_recording` does, where any value may be of another type than the format has."""
+    """Does what `_recording` does, for records in which any value may have a wrong type."""
     try:
         return _recording(record, semantics, screenshots)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
@@ -157,7 +158,7 @@ def _guessed_size(rows: Sequence[RawRow]) -> Size:
         for name in ("coordinate", "coordinate2")
         if isinstance(content.get(name), list) and len(content[name]) == 2
     ]
-    held = [size for size in _UPRIGHT if all(x <= size[0] and y <= size[1] for x, y in points)]
+    held = [size for size in _ANDROID_CONTROL_SIZES if all(x <= size[0] and y <= size[1] for x, y in points)]
     return held[0] if held else (max(round(p[0]) for p in points), max(round(p[1]) for p in points))
 
 
@@ -167,7 +168,7 @@ def _step(row: RawRow, size: Size, semantics: Semantics, screenshots: Path | Non
         raise DatasetError(f"{row.place}: action_content must be an object.")
     options = row.fields.get("check_options") or members
     try:
-        action = action_from({name: members[name] for name in members if name not in _CHECKED})
+        action = action_from({name: members[name] for name in members if name not in _BOX_FIELDS})
     except Unreadable as error:
         raise DatasetError(f"{row.place}: {error}") from error
     screen = _screen(row, size, screenshots)
@@ -189,11 +190,11 @@ def _step(row: RawRow, size: Size, semantics: Semantics, screenshots: Path | Non
     return RecordedStep(screen, gold, instruction, thought, annotation)
 
 
-_CHECKED = ("bbox", "candidate_bbox")
+_BOX_FIELDS = ("bbox", "candidate_bbox")
 
 
 def _boxes(value: Any, place: str) -> tuple[Box, ...]:
-    """One flat list of four numbers is one box; a list of lists is as many boxes as it holds, four of them included."""
+    """Parses boxes: a flat list of four numbers is one box; a list of lists (even four) is one box per entry."""
     if isinstance(value, list) and len(value) == 4 and not any(isinstance(part, list) for part in value):
         value = [value]
     try:
@@ -215,12 +216,12 @@ def _screen(row: RawRow, size: Size, screenshots: Path | None) -> Screen:
             return Screen(*picture.size, image=file)
     except ModuleNotFoundError as error:
         raise MissingExtra.of("pillow", "gui") from error
-    except Exception as error:  # each decoder fails in a way of its own
+    except Exception as error:  # decoders raise various errors
         raise DatasetError(f"{row.place}: the screenshot {file.name} cannot be read: {error}.") from error
 
 
 def _recorded(form: Any, place: str) -> Screen:
-    """The screen that a recording describes. One that names a file is refused: it could be any file of this machine."""
+    """Parses the recorded screen. One that names a file is refused, because it could name any file of this machine."""
     if "screenshot" in form:
         raise DatasetError(f"{place}: a recorded screen holds its image itself and names no file")
     return from_json(form)
@@ -240,7 +241,7 @@ def _check_direction(gold: Gold, semantics: Semantics, place: str) -> None:
 
 
 def write_recordings(recordings: Iterable[Recording], path: Path) -> None:
-    """Writes the file that ``load_recordings(path, semantics="finger")`` reads back."""
+    """Writes a file that ``load_recordings(path, semantics="finger")`` can read."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as part, part.open("w", encoding="utf-8") as file:
         for recording in recordings:
@@ -248,7 +249,7 @@ def write_recordings(recordings: Iterable[Recording], path: Path) -> None:
 
 
 def recording_members(recording: Recording) -> dict[str, Any]:
-    """The JSON object of one recording."""
+    """Returns the JSON object of a recording."""
     return {
         "goal": recording.goal,
         "is_successful": recording.successful,
@@ -272,16 +273,16 @@ def _step_members(step: RecordedStep) -> Iterator[tuple[str, Any]]:
 
 
 def expert_action(step: RecordedStep, *, by_id: bool = False) -> Action:
-    """The expert's action as a policy has to write it: places in pixels of the shown screen, or ids of elements.
+    """Returns the expert's action as a policy would write it: with points in pixels of the shown screen, or element ids.
 
     Args:
-        step: What the expert did.
-        by_id: Names the element with the expert's box, or else the smallest at the place, where the screen has a tree with
-            one there; places stay where a drag ends elsewhere than in the middle of an element.
+        step: The expert's step.
+        by_id: Whether to name the element with the expert's box, or else the smallest one at the point, if the screen has a
+            tree with such an element. Points are kept if a drag does not end at the centre of an element.
     """
     action = step.gold.action
     if by_id and action.kind is not ActionKind.SWIPE:
-        at = _meant(step, action.point) if action.point else None
+        at = _intended_element(step, action.point) if action.point else None
         to = _centred(step.screen.elements or (), action.end)
         known = (at is not None or action.point is None) and (to is not None or action.end is None)
         if known:
@@ -291,19 +292,19 @@ def expert_action(step: RecordedStep, *, by_id: bool = False) -> Action:
     return rescaled(action, step.gold.size, step.display_size)
 
 
-def _meant(step: RecordedStep, place: Point) -> Element | None:
-    """The element at ``place`` with the expert's box; without one the smallest there, which may lie over what is meant."""
+def _intended_element(step: RecordedStep, place: Point) -> Element | None:
+    """Returns the element at ``place`` with the expert's box, or else the smallest one, which may cover the intended one."""
     boxed = [element for element in step.screen.elements or () if element.box in step.gold.boxes]
     return _centred(boxed, place) or step.screen.at(place)
 
 
 def _centred(elements: Iterable[Element], place: Point | None) -> Element | None:
-    """The first element whose middle is ``place``."""
+    """Returns the first element whose centre is ``place``."""
     return next((element for element in elements if element.box.centre == place), None)
 
 
 def rescaled(action: Action, original: Size, display_size: Size) -> Action:
-    """``action`` with its coordinates in whole pixels of another size of the same screen."""
+    """Returns ``action`` with its coordinates in whole pixels of another size of the same screen."""
 
     def place(point: tuple[float, float] | None) -> tuple[float, float] | None:
         if point is None:

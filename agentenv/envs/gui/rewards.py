@@ -1,4 +1,4 @@
-"""The reward of one step of semi-online training, as published and as released (UI-S1, Lu et al. 2025). Pure functions."""
+"""The reward of one step of semi-online training, in the published and the released form (UI-S1, Lu et al. 2025)."""
 
 from typing import Literal
 
@@ -16,15 +16,16 @@ def step_reward(
     weights: Weights = "published",
     annotation: Annotation = "GOOD",
 ) -> float:
-    """What one step earns, within [0, 1].
+    """Returns the reward of one step, within [0, 1].
 
     Args:
-        reply: What was read of the policy's text; without an action it earns 0.
+        reply: The parsed reply of the policy; without an action its reward is 0.
         verdict: The comparison with the expert's action.
         weights: ``published`` (eq. 8) is 0.1 format + 0.4 [format] type + 0.5 [format and type] exact. ``released`` is 0.1
-            format + 0.9 action, where action is 1 for exact, 0.5 for the type alone, 0.1 for neither, whatever the format.
-        annotation: Of the expert's step; only ``released`` reads it: HARMFUL turns the action's score round, NEUTRAL makes
-            it 0.5.
+            format + 0.9 action, where action is 1 for an exact match, 0.5 for only the type and 0.1 otherwise, regardless of
+            the format.
+        annotation: The annotation of the expert's step, which only ``released`` uses: HARMFUL inverts the action's score,
+            NEUTRAL makes it 0.5.
     """
     if reply.action is None:
         return 0.0

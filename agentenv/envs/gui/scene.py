@@ -1,4 +1,4 @@
-"""The scene of a graphical environment: its screen, the policy's action on it and, where one is known, the expert's."""
+"""The scene of a graphical environment: its screen, the policy's action on it and, if known, the expert's."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,15 +9,15 @@ from agentenv.envs.gui.drawing import svg
 from agentenv.envs.gui.screen import Box, Element, Screen
 
 _LABEL_CHARS = 90
-_TOWARDS: dict[Direction | None, Point] = {
+_UNIT_VECTORS: dict[Direction | None, Point] = {
     "up": (0, -1),
     "down": (0, 1),
     "left": (-1, 0),
     "right": (1, 0),
     None: (0, 0),
 }
-_SAID = (ActionKind.TYPE, ActionKind.SELECT, ActionKind.OPEN, ActionKind.ANSWER)
-"""Kinds whose text is quoted."""
+_QUOTED_KINDS = (ActionKind.TYPE, ActionKind.SELECT, ActionKind.OPEN, ActionKind.ANSWER)
+"""Kinds of action whose text is quoted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +25,11 @@ class ScreenScene:
     """A `agentenv.core.scene.TurnScene` over a `Screen`."""
 
     screen: Screen
-    """In the size in which the policy saw it."""
+    """The screen in the size that the policy saw."""
     expert: Action | None = None
-    """What the expert does there."""
+    """The expert's action on it."""
     boxes: tuple[Box, ...] = ()
-    """Boxes in which a place counts as the expert's."""
+    """Boxes in which a point counts as the expert's."""
 
     @property
     def size(self) -> tuple[int, int]:
@@ -37,11 +37,11 @@ class ScreenScene:
         return self.screen.width, self.screen.height
 
     def svg(self) -> str:
-        """The UI tree, drawn."""
+        """Draws the UI tree."""
         return svg(self.screen)
 
     def marks(self, action: str) -> list[Mark]:
-        """The expert's action, then the one that is read from the policy's text."""
+        """Returns the mark of the expert's action, followed by that of the policy's action."""
         done = parse_reply(action).action
         return [*self._expert(), *([mark(done, self.screen)] if done else [])]
 
@@ -56,33 +56,33 @@ class ScreenScene:
 
 
 def mark(action: Action, screen: Screen) -> Mark:
-    """``action`` on ``screen``; of an id that the screen does not have, words alone."""
-    element = _meant(action.id, action.point, screen)
+    """Returns the mark of ``action`` on ``screen``; only text, if the screen lacks the action's element id."""
+    element = _target_element(action.id, action.point, screen)
     at = action.point or (element.box.centre if element else None)
-    onto = _meant(action.end_id, action.end, screen)
+    onto = _target_element(action.end_id, action.end, screen)
     to = action.end or (onto.box.centre if onto else None)
     if action.kind is ActionKind.SCROLL:
         at = at or (screen.width / 2, screen.height / 2)
-        x, y = _TOWARDS[action.direction]
+        x, y = _UNIT_VECTORS[action.direction]
         to = at[0] + x * screen.width / 4, at[1] + y * screen.height / 4
     box = edges(element.box) if element else None
     return Mark(str(action.kind), words(action, element), at, to, box)
 
 
 def edges(box: Box) -> Edges:
-    """``box`` as plain numbers."""
+    """Returns the edges of ``box`` as plain numbers."""
     return box.x1, box.y1, box.x2, box.y2
 
 
-def _meant(id: str | None, point: Point | None, screen: Screen) -> Element | None:
+def _target_element(id: str | None, point: Point | None, screen: Screen) -> Element | None:
     if id is not None:
         return screen.element(id)
     return screen.at(point) if point else None
 
 
 def words(action: Action, element: Element | None) -> str:
-    """An action in a few words: ``type "Ann" into "Name"``."""
-    said = f'"{action.text}"' if action.kind in _SAID else action.text
+    """Describes an action in a few words, such as ``type "Ann" into "Name"``."""
+    said = f'"{action.text}"' if action.kind in _QUOTED_KINDS else action.text
     parts = [str(action.kind).replace("_", " "), said, action.direction or ""]
     if action.time is not None:
         parts.append(f"{action.time:g} s")

@@ -19,7 +19,7 @@ MIN_TOKENS, MAX_TOKENS = 4, 12_800
 
 
 class Box(NamedTuple):
-    """A rectangle in pixels; the right and lower edges belong to it."""
+    """A rectangle in pixels, including its right and lower edges."""
 
     x1: float
     y1: float
@@ -28,7 +28,7 @@ class Box(NamedTuple):
 
     @property
     def centre(self) -> Point:
-        """The middle of the box."""
+        """The centre of the box."""
         return (self.x1 + self.x2) / 2, (self.y1 + self.y2) / 2
 
     @property
@@ -37,33 +37,33 @@ class Box(NamedTuple):
         return (self.x2 - self.x1) * (self.y2 - self.y1)
 
     def holds(self, point: Point) -> bool:
-        """Whether ``point`` lies in it."""
+        """Whether the box contains ``point``."""
         return self.x1 <= point[0] <= self.x2 and self.y1 <= point[1] <= self.y2
 
     def scaled(self, x: float, y: float) -> "Box":
-        """The box on a screen that is ``x`` times as wide and ``y`` times as high."""
+        """Returns the box on a screen that is ``x`` times as wide and ``y`` times as high."""
         return Box(self.x1 * x, self.y1 * y, self.x2 * x, self.y2 * y)
 
     def enlarged(self, factor: float) -> "Box":
-        """The box about the same centre with sides ``factor`` times as long."""
+        """Returns the box with the same centre and sides ``factor`` times as long."""
         (x, y), w, h = self.centre, (self.x2 - self.x1) * factor / 2, (self.y2 - self.y1) * factor / 2
         return Box(x - w, y - h, x + w, y + h)
 
 
 class Element(NamedTuple):
-    """One thing on a screen."""
+    """One element on a screen."""
 
     id: str
-    """What actions call it; unique on its screen and valid on no other."""
+    """The id that actions use; unique on its screen and not valid on any other."""
     role: str
     """ARIA role: button, link, textbox, checkbox, tab, option, ..."""
     text: str
     """Accessible name."""
     box: Box
     value: str = ""
-    """What a field holds."""
+    """The content of a field."""
     states: tuple[str, ...] = ()
-    """Of checked, selected, expanded, focused, disabled, in this order."""
+    """Those of checked, selected, expanded, focused and disabled that apply, in this order."""
 
     def line(self, *, places: bool = True) -> str:
         """``[3] textbox "Name" = "Ann" (focused) at 120,40``: id, role, text, value, states and, with ``places``, centre."""
@@ -82,35 +82,35 @@ class Screen:
     width: int
     height: int
     title: str = ""
-    """Title or address of what is shown."""
+    """Title or address of the screen's content."""
     elements: tuple[Element, ...] | None = None
-    """In the order of the document; None where no tree is known."""
+    """The elements in document order; None if no tree is known."""
     image: bytes | Path | None = None
-    """A PNG, or the file of one; None where there are no pixels."""
+    """A PNG, or the path of one; None without pixels."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Screen":
         return self
 
     def element(self, id: str) -> Element | None:
-        """The element that actions call ``id``."""
+        """Returns the element with the given id."""
         return next((element for element in self.elements or () if element.id == id), None)
 
     def at(self, point: Point) -> Element | None:
-        """The smallest element that holds ``point``; of equal ones the last, which lies on top."""
+        """Returns the smallest element that contains ``point``; of equally small ones the last, which is on top."""
         held = [element for element in self.elements or () if element.box.holds(point)]
         return min(reversed(held), key=lambda element: element.box.area, default=None)
 
     def as_text(self, *, places: bool = True) -> str:
-        """The UI tree, one element a line, under a head line."""
+        """Returns the UI tree with one element per line, after a line with the title."""
         lines = [element.line(places=places) for element in self.elements or ()]
         return "\n".join([f"Screen {self.width}x{self.height}: {self.title}", *lines])
 
     def with_image(self, image: bytes | Path | None) -> "Screen":
-        """The same screen with other pixels."""
+        """Returns the same screen with other pixels."""
         return replace(self, image=image)
 
     def at_size(self, width: int, height: int) -> "Screen":
-        """The same screen with boxes in pixels of another size."""
+        """Returns the same screen with boxes in pixels of another size."""
         if (width, height) == (self.width, self.height):
             return self
         x, y = width / self.width, height / self.height
@@ -121,7 +121,7 @@ class Screen:
 
 
 def pointed(action: Action, screen: Screen) -> Action:
-    """``action`` with places, the middles of the elements, instead of ids of elements; of an unknown id no place."""
+    """Replaces element ids in ``action`` by the centres of the elements; an unknown id is replaced by no point."""
     element = screen.element(action.id) if action.id is not None else None
     end = screen.element(action.end_id) if action.end_id is not None else None
     return replace(
@@ -134,12 +134,12 @@ def pointed(action: Action, screen: Screen) -> Action:
 
 
 def focused(screen: Screen) -> Element | None:
-    """The element that takes what is typed without a target; None where none is known to."""
+    """Returns the element that receives text typed without a target; None if none is known."""
     return next((element for element in screen.elements or () if "focused" in element.states), None)
 
 
 def at_caret(action: Action, screen: Screen) -> Action:
-    """``action`` with the middle of the focused element where it types without a target; else itself."""
+    """Adds the centre of the focused element to ``action`` if it types without a target."""
     field = focused(screen)
     if field is None or action.kind is not ActionKind.TYPE or action.point is not None:
         return action
@@ -147,12 +147,12 @@ def at_caret(action: Action, screen: Screen) -> Action:
 
 
 def resized(width: int, height: int) -> tuple[int, int]:
-    """The size at which a model sees an image: sides are multiples of 28 and hold 4 to 12,800 squares of 28x28.
+    """Returns the size at which a model sees an image: sides are multiples of 28, with 4 to 12,800 squares of 28x28.
 
     Source: UI-S1 (Lu et al. 2025) and the Qwen2-VL image processor.
 
     Raises:
-        ConfigurationError: a side is below 1 or the sides are more than 200 times apart.
+        ConfigurationError: a side is below 1, or the sides differ by a factor of more than 200.
     """
     if min(width, height) < 1 or max(width, height) > 200 * min(width, height):
         raise ConfigurationError(f"an image of {width}x{height} pixels cannot be resized for a model")
@@ -168,7 +168,7 @@ def resized(width: int, height: int) -> tuple[int, int]:
 
 
 def image_part(image: bytes | Path) -> MessagePart:
-    """``image`` as a message part, resized as ``resized`` says.
+    """Makes a message part of ``image``, resized by ``resized``.
 
     Raises:
         MissingExtra: pillow is not installed.
@@ -187,7 +187,7 @@ def image_part(image: bytes | Path) -> MessagePart:
                 return MessagePart("image", image=image)
             resized_picture = picture.convert("RGB").resize(size)
     except Exception as error:
-        # Each decoder fails in a way of its own; or no model takes an image of this size.
+        # Decoders raise various errors, and a model may not accept an image of this size.
         raise EnvFault(f"a screenshot cannot be read: {error}") from error
     held = io.BytesIO()
     resized_picture.save(held, "PNG")
@@ -195,7 +195,7 @@ def image_part(image: bytes | Path) -> MessagePart:
 
 
 def to_json(screen: Screen) -> dict[str, Any]:
-    """The JSON form of ``screen``; ``from_json`` reads it back. A file of pixels is named, bytes are base64."""
+    """Returns the JSON form of ``screen``, which ``from_json`` reads. A file of pixels is given by name, bytes as base64."""
     elements = None if screen.elements is None else [list(element) for element in screen.elements]
     record: dict[str, Any] = {"width": screen.width, "height": screen.height, "title": screen.title}
     record["elements"] = elements
@@ -207,7 +207,7 @@ def to_json(screen: Screen) -> dict[str, Any]:
 
 
 def from_json(record: Mapping[str, Any]) -> Screen:
-    """The screen of a JSON form."""
+    """Restores a screen from its JSON form."""
     elements = record.get("elements")
     image = base64.b64decode(record["png"]) if "png" in record else None
     return Screen(

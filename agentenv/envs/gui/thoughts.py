@@ -1,4 +1,4 @@
-"""Thoughts that a patch puts before the expert's action: what is asked, and who writes them."""
+"""Thoughts that are put before the expert's action in a patch: the prompts for them, and who writes them."""
 
 from collections.abc import Awaitable, Callable
 
@@ -6,7 +6,7 @@ from agentenv.core.protocols import ChatFormat, Policy
 from agentenv.core.types import Message, Sampling
 
 ThoughtWriter = Callable[[str], "str | Awaitable[str]"]
-"""From a prompt to the thought that a model writes."""
+"""A function of a prompt that returns the thought of a model."""
 
 OFF_POLICY = """\
 Task: {goal}
@@ -23,9 +23,9 @@ Do not say that there was a hint, and name no coordinates.
 def policy_thoughts(
     policy: Policy, chat: ChatFormat, *, max_tokens: int = 96, temperature: float = 1.0, seed: int = 0
 ) -> ThoughtWriter:
-    """A writer of thoughts that asks the policy itself, for ``patch="on_policy"``.
+    """Makes a writer of thoughts that asks the policy itself, for ``patch="on_policy"``.
 
-    What it samples is text of a later context and no part of the record.
+    The tokens that it samples are not recorded; their text becomes part of a later context.
     """
     sampling = Sampling(max_tokens, temperature, stop=("</think>", "<action>"), seed=seed)
 
@@ -37,5 +37,5 @@ def policy_thoughts(
 
 
 def spoken(text: str) -> str:
-    """``text`` up to the first tag or control token that is not the opening of a thought."""
+    """Returns ``text`` up to the first tag or control token that does not open a thought."""
     return text.strip().removeprefix("<think>").partition("<")[0].strip()

@@ -1,1 +1,1 @@
-"""Tools of a server of the Model Context Protocol (MCP) as an environment."""
+"""An environment with the tools of a server of the Model Context Protocol (MCP)."""

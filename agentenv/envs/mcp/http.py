@@ -1,7 +1,7 @@
-"""The client of HTTP over which the protocol's SDK speaks to a server.
+"""The HTTP client with which the SDK of the protocol connects to a server.
 
-The SDK keeps all requests of a connection in one group of tasks, which an error of HTTP ends as a whole: with it the calls
-of all episodes that share the connection would fail. Here such an error is the answer to its own request.
+The SDK runs all requests of a connection in one task group, which an HTTP error ends as a whole, so the calls of all
+episodes that share the connection would fail. This client returns such an error as the response to its own request.
 """
 
 from collections.abc import AsyncIterator
@@ -13,23 +13,24 @@ from agentenv.envs.mcp.stderr import StderrTail
 from agentenv.errors import first_line
 
 MOST_BYTES = 2**26
-"""Of one answer of a server. A server that writes without end would fill the memory before the call is given up."""
+"""Largest size of one response. A server that writes without end would otherwise fill the memory before the call times
+out."""
 _BAD_GATEWAY = 502
-_FAILED = -32000
+_SERVER_ERROR = -32000
 
 
 class McpHttpClient(httpx2.AsyncClient):
-    """Answers a request that failed as a server does that reports an error.
+    """Converts a failed request to a response that reports the error, as a server would send it.
 
-    Nothing has a time limit here: whoever asks has one for all of it.
+    It sets no time limits, because each caller has one for the whole call.
 
     Args:
-        headers: Of every request.
-        tail: Is told how the last request went, for errors that name it.
+        headers: Headers of every request.
+        tail: Notified of the result of the last request, for errors that mention it.
     """
 
     def __init__(self, headers: dict[str, str], tail: StderrTail) -> None:
-        # Without the limit on connections, over which calls of many episodes would wait for each other.
+        # Without the limit on connections, with which calls of many episodes would wait for each other.
         super().__init__(headers=headers, timeout=None, limits=httpx2.Limits(max_connections=None))
         self._tail = tail
 
@@ -40,9 +41,9 @@ class McpHttpClient(httpx2.AsyncClient):
         except httpx2.TransportError as error:
             self._tail.note("")
             reason = f"{type(error).__name__}: {first_line(error)}"
-            body = {"jsonrpc": "2.0", "id": None, "error": {"code": _FAILED, "message": reason}}
+            body = {"jsonrpc": "2.0", "id": None, "error": {"code": _SERVER_ERROR, "message": reason}}
             return httpx2.Response(_BAD_GATEWAY, json=body, request=request)
-        if request.method == "POST":  # a server may refuse the others, which carry no request of ours
+        if request.method == "POST":  # servers may refuse other methods, which carry no call
             line = f"HTTP {response.status_code} {response.reason_phrase}"
             self._tail.note(line if response.is_error else "")
         if isinstance(response.stream, httpx2.AsyncByteStream):
@@ -52,12 +53,12 @@ class McpHttpClient(httpx2.AsyncClient):
 
 
 class _Body(httpx2.AsyncByteStream):
-    """A body that ends where it breaks off or grows too large, which its reader notices as an answer that is incomplete.
+    """A body that ends early if it breaks off or grows too large; its reader then sees an incomplete response.
 
     Args:
-        body: As it comes in.
-        tail: Is told why it ended.
-        most: Bytes that it may have; 0 is no limit, for a stream of events, each of which has one.
+        body: The original body.
+        tail: Notified of why the body ended.
+        most: The largest number of bytes; 0 is no limit, for a stream of events, each of which is limited.
     """
 
     def __init__(self, body: httpx2.AsyncByteStream, tail: StderrTail, most: int) -> None:

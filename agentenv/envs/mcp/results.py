@@ -1,4 +1,4 @@
-"""What a policy sees of the result of a call: its texts, images where they are shown, and of other content what it is."""
+"""Converts the result of an MCP call for the policy: its texts, images if they are shown, and a description of the rest."""
 
 import base64
 import io
@@ -13,7 +13,7 @@ from agentenv.envs.gui.screen import resized
 from agentenv.errors import ConfigurationError, EnvFault, needs_extra
 
 MOST_IMAGES = 16
-"""Images that one result may hold."""
+"""Largest number of images in one result."""
 _FORMATS = {
     "image/png": "PNG",
     "image/jpeg": "JPEG",
@@ -21,11 +21,11 @@ _FORMATS = {
     "image/webp": "WEBP",
     "image/gif": "GIF",
 }
-"""Those whose decoders are given bytes of a server, by the type that it names."""
+"""The image formats that are decoded, by the media type that the server names."""
 
 
 def require_pillow() -> None:
-    """Makes sure that images can be read, before the first of them comes.
+    """Checks that images can be decoded, before the first one arrives.
 
     Raises:
         MissingExtra: pillow is not installed.
@@ -35,15 +35,15 @@ def require_pillow() -> None:
 
 
 def read_result(name: str, answer: Any, *, pixels: bool) -> ToolResult:
-    """The result of the tool ``name`` from what the server answered.
+    """Makes the result of the tool ``name`` from the response of the server.
 
-    A result with an image that cannot be shown is an error of the tool, which the policy reads: it may have brought that
-    about, so the episode must not be masked for it.
+    A result with an image that cannot be shown becomes an error of the tool, which the policy sees. The policy may have
+    caused it, so the episode must not be masked.
 
     Args:
-        name: Of the tool.
-        answer: The result of the SDK.
-        pixels: Whether images are shown; otherwise a text stands for each.
+        name: The name of the tool.
+        answer: The result from the SDK.
+        pixels: Whether images are shown; otherwise a text replaces each.
     """
     status, error_class = (ToolStatus.ERROR, "ToolError") if answer.is_error else (ToolStatus.OK, "")
     count = sum(_image(block) is not None for block in answer.content) if pixels else 0
@@ -56,13 +56,13 @@ def read_result(name: str, answer: Any, *, pixels: bool) -> ToolResult:
     except (ConfigurationError, EnvFault, ValueError) as error:
         text = f"the images of the result cannot be shown: {error}"
         return ToolResult(name, ToolStatus.ERROR, encodable(text), "ImageError")
-    # For who compares results: to a policy, `rendered` shows the parts.
+    # This text is for comparing results; `rendered` shows the parts to a policy.
     text = "\n".join(part.text or f"[image {image_digest(part.image)}]" for part in parts)
     return ImageResult(name, status, text, error_class, parts=parts)
 
 
 def shown(answer: Any) -> str:
-    """The result as text. The structured form stands for a result without content."""
+    """Returns the result as text. If it has no content, its structured form is used."""
     parts = [_text(block) for block in answer.content]
     if not parts and answer.structured_content is not None:
         parts = [json.dumps(answer.structured_content, ensure_ascii=False)]
@@ -81,7 +81,7 @@ def _text(block: Any) -> str:
 
 
 def _image(block: Any) -> tuple[str, str] | None:
-    """Type and base64 of an image; None for other content. A resource is one whose type can be read."""
+    """Returns type and base64 of an image; None for other content. A resource counts if its type can be decoded."""
     if block.type == "image":
         return block.mime_type, block.data
     if block.type == "resource" and hasattr(block.resource, "blob") and block.resource.mime_type in _FORMATS:
@@ -90,12 +90,12 @@ def _image(block: Any) -> tuple[str, str] | None:
 
 
 def _part(block: Any) -> MessagePart:
-    """Text, or an image as PNG of a size at which a model sees it.
+    """Returns text, or an image as a PNG of the size at which a model sees it.
 
     Raises:
-        ConfigurationError: the sides of an image are too far apart, or its type is none that is read.
-        EnvFault: it cannot be read.
-        ValueError: it is not in base64.
+        ConfigurationError: the sides of an image differ too much, or its type is not supported.
+        EnvFault: the image cannot be decoded.
+        ValueError: it is not valid base64.
     """
     if (image := _image(block)) is None:
         return MessagePart("text", encodable(_text(block)))
@@ -104,6 +104,6 @@ def _part(block: Any) -> MessagePart:
         raise ConfigurationError(f"one is of type {kind!r:.40}, and these are read: {', '.join(_FORMATS)}")
     picture = opened_picture(data, _FORMATS[kind])
     held = io.BytesIO()
-    # Always written anew: what stands beside the pixels may be of any size, or the time of the call.
+    # The file is always rewritten, because metadata beside the pixels may be large or contain the time of the call.
     picture.resize(resized(*picture.size)).save(held, "PNG", icc_profile=None)
     return MessagePart("image", image=held.getvalue())

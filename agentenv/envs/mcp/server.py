@@ -1,4 +1,4 @@
-"""Where a server of the Model Context Protocol (MCP) is found, and what the protocol's own SDK connects to it by."""
+"""The address and settings of an MCP server, and the transport by which the SDK connects to it."""
 
 import logging
 import os
@@ -21,29 +21,29 @@ STDIO = "stdio:"
 
 @dataclass(frozen=True)
 class McpServer:
-    """Where a server is found, and what it gets from the environment variables of this process."""
+    """The address of a server, and which of this process's environment variables it gets."""
 
     address: str
     """``stdio:COMMAND`` or the URL of its streamable HTTP endpoint."""
     token_variable: str = ""
     """The environment variable that holds the bearer token of a URL."""
     variables: tuple[str, ...] = ()
-    """Environment variables that a command gets, beside the few that every program needs, such as ``PATH``."""
+    """Environment variables that a command gets in addition to those that every program needs, such as ``PATH``."""
     timeout_s: float = 30.0
-    """Seconds that a call may take."""
+    """Time limit of a call in seconds."""
 
     def __post_init__(self) -> None:
-        """Checks what can be known before the server is contacted.
+        """Checks everything that can be checked before the server is contacted.
 
         Raises:
-            ConfigurationError: neither a command nor a URL, a URL with a password, a variable that is not set, a token that
-                no header can carry, or no positive time limit.
+            ConfigurationError: it is neither a command nor a URL, the URL contains a password, a variable is not set, the
+                token is not valid in a header, or the time limit is not positive.
         """
         if not self.command and not self.address.startswith(("http://", "https://")):
             raise ConfigurationError(
                 f"the MCP server is {self.address!r:.80}; write stdio:COMMAND, as in 'stdio:python3 server.py', or a URL"
             )
-        # It would stand in the files of every run.
+        # A password in the URL would be written into the files of every run.
         if not self.command and "@" in urlsplit(self.address).netloc:
             raise ConfigurationError(
                 f"the URL of {self.name} holds a password; put a bearer token into an environment variable and name that as "
@@ -61,7 +61,7 @@ class McpServer:
         """The words of the command; empty for a URL.
 
         Raises:
-            ConfigurationError: a quote does not end.
+            ConfigurationError: a quote is not closed.
         """
         if not self.address.startswith(STDIO):
             return []
@@ -72,7 +72,7 @@ class McpServer:
 
     @property
     def name(self) -> str:
-        """The server in sentences; of a URL without what may be secret, which is the user, the password and the query."""
+        """The name of the server for messages; of a URL without user, password and query, which may be secret."""
         shown = self.address
         if not self.command:
             there = urlsplit(self.address)
@@ -81,13 +81,13 @@ class McpServer:
 
     @asynccontextmanager
     async def transport(self, stderr: StderrTail) -> AsyncIterator[Any]:
-        """What the SDK connects by; ``stderr`` keeps the end of what a command writes, or the last HTTP error."""
+        """Yields the SDK's transport. ``stderr`` keeps the last lines of a command's stderr, or the last HTTP error."""
         with needs_extra("mcp"):
             from mcp.client.stdio import StdioServerParameters, stdio_client
             from mcp.client.streamable_http import streamable_http_client
 
             from agentenv.envs.mcp.http import MOST_BYTES, McpHttpClient
-        # The SDK prints tracebacks of what is raised as a fault here.
+        # The SDK would print tracebacks of errors that are raised here as faults.
         logging.getLogger("mcp").setLevel(logging.CRITICAL)
         if self.command:
             given = {name: os.environ[name] for name in self.variables}
@@ -100,7 +100,7 @@ class McpServer:
                         begun = None if leader is None else start_time(leader)
                         yield streams
                 finally:
-                    # The SDK ends what a server leaves behind only where the server does not end by itself.
+                    # The SDK ends child processes of a server only if the server itself does not exit.
                     if leader is not None:
                         _end_group(leader, begun)
             return
@@ -115,13 +115,13 @@ class McpServer:
 
 
 def _server_of(stderr: TextIO) -> int | None:
-    """The process of the server that was given ``stderr``, which leads a group; None where the system does not tell.
+    """Returns the server process that was given ``stderr`` and leads its group; None if this cannot be determined.
 
-    The SDK does not say which process it has started; no other child of this one has the same pipe.
+    The SDK does not tell which process it started, but no other child process has the same pipe.
     """
     pipe = f"pipe:[{os.fstat(stderr.fileno()).st_ino}]"
     for listing in Path("/proc/self/task").glob("*/children"):
-        # A thread or a child may end meanwhile.
+        # A thread or a child process may end meanwhile.
         with suppress(OSError):
             for child in listing.read_text(encoding="ascii").split():
                 with suppress(OSError):
@@ -131,11 +131,11 @@ def _server_of(stderr: TextIO) -> int | None:
 
 
 def _end_group(leader: int, begun: str | None) -> None:
-    """Ends what is left of the process group of a server.
+    """Ends the remaining processes of a server's process group.
 
     Args:
-        leader: The process that led it. Its number is given to no other process while the group has members.
-        begun: When that process had begun; another one of this number is none of ours.
+        leader: The process that led the group. Its id is not reused while the group has members.
+        begun: The start time of that process; a process with the same id and another start time is unrelated.
     """
     if start_time(leader) in (None, begun):
         with suppress(ProcessLookupError, PermissionError):

@@ -1,6 +1,6 @@
-"""A connection to a server of the Model Context Protocol (MCP), over stdio or streamable HTTP, by the protocol's own SDK.
+"""A connection to an MCP server over stdio or streamable HTTP, using the SDK of the protocol.
 
-Connections live on an event loop of their own: a session belongs to one loop, while episodes are stepped from several.
+Connections run on an event loop of their own, because a session is bound to one loop, while episodes step on several.
 """
 
 import asyncio
@@ -24,19 +24,19 @@ from agentenv.errors import AgentEnvError, EnvFault, SnapshotError, SnapshotRefu
 T = TypeVar("T")
 
 OPEN_S = 60.0
-"""Seconds that a server may take to start and to list its tools."""
+"""Time limit for a server to start and list its tools, in seconds."""
 _CLOSE_S = 15.0
-_GLANCE_S = 0.05  # between two looks at whether calls still run
+_POLL_S = 0.05  # interval of checks whether calls are still running
 _INVALID_PARAMS = -32602
 _CONNECTION_CLOSED = (-32000, "Connection closed")
-"""What the SDK raises for it; the number alone may be any failure of a server."""
+"""The SDK's error for a closed connection. The code alone may also mean any failure of a server."""
 _loop = BackgroundLoop("agentenv-mcp")
 _sessions: "WeakSet[McpSession]" = WeakSet()
 
 
 @dataclass(frozen=True)
 class Called:
-    """A call that was made, and what came back."""
+    """A completed call with its result."""
 
     name: str
     arguments: dict[str, Any]
@@ -44,23 +44,23 @@ class Called:
 
 
 class McpSession:
-    """One connection, and the calls that were made over it: a resource of an episode's state.
+    """One connection with its calls so far, as a resource of an episode's state.
 
-    MCP has no way to capture a server. To go back, a new connection is opened, for a command a new process, and the calls
-    are made once more; a server that answers otherwise than the first time cannot go back.
+    MCP cannot capture a server. To restore a state, a new connection is opened (for a command, a new process), and the calls
+    are repeated. If the server's results differ from the recorded ones, the state cannot be restored.
 
     Args:
-        server: Where it is.
-        replays: Whether calls may be made again; otherwise a snapshot is refused after the first call.
-        pixels: Whether images of results are read; otherwise a text stands for each.
+        server: The server.
+        replays: Whether calls may be repeated; otherwise a snapshot is refused after the first call.
+        pixels: Whether images in results are decoded; otherwise a text replaces each.
     """
 
     def __init__(self, server: McpServer, *, replays: bool = True, pixels: bool = False) -> None:
         self.server = server
         self.calls: list[Called] = []
-        """Those made so far; of calls that are not made again only the last."""
+        """The calls so far; only the last one if calls may not be repeated."""
         self.listed: tuple[Any, ...] = ()
-        """The tools, once it is open: ``name``, ``description`` and ``input_schema`` of each."""
+        """The tools, once the connection is open: ``name``, ``description`` and ``input_schema`` of each."""
         self._replays = replays
         self._pixels = pixels
         self._client: Any = None
@@ -73,32 +73,32 @@ class McpSession:
         self._running = 0
 
     def __del__(self) -> None:
-        """Ends the connection of an environment that was never closed."""
-        # A copy that failed has neither.
+        """Closes the connection of an environment that was never closed."""
+        # An incompletely copied object lacks both attributes.
         stop, owner = (
             self.__dict__.get("_stop"),
             self.__dict__.get("_owner"),
         )
         if stop is not None and owner is not None:
-            with suppress(RuntimeError):  # the loop has ended, and its connections with it
+            with suppress(RuntimeError):  # the loop and its connections have ended
                 owner.get_loop().call_soon_threadsafe(stop.set)
 
     @property
     def is_open(self) -> bool:
-        """Whether the connection stands, as far as is known."""
+        """Whether the connection is open, as far as is known."""
         running = self._owner is not None and not self._owner.done()
         return running and self._client is not None and not self._ended
 
     @property
     def is_sound(self) -> bool:
-        """Whether the connection stands and no request over it has failed."""
+        """Whether the connection is open and no request over it has failed."""
         return self.is_open and not self._failed
 
     async def open(self) -> None:
-        """Connects.
+        """Opens the connection.
 
         Raises:
-            EnvFault: the server does not start, does not speak MCP or takes too long.
+            EnvFault: the server does not start, does not speak MCP, or takes too long.
             MissingExtra: the SDK is not installed.
         """
         await _loop.join(self._open())
@@ -107,19 +107,19 @@ class McpSession:
         """Calls a tool.
 
         Returns:
-            ``ok`` with the text of the result, ``error`` where the tool says that it failed, and ``format_error`` where the
-            server refuses the arguments.
+            ``ok`` with the text of the result, ``error`` if the tool reports a failure, and ``format_error`` if the server
+            rejects the arguments.
 
         Raises:
-            EnvFault: the server failed, is gone, or did not answer in time.
+            EnvFault: the server failed, has ended, or did not answer in time.
         """
         return await _loop.join(self._call(name, arguments))
 
     def snapshot(self) -> tuple[Called, ...]:
-        """The calls so far.
+        """Returns the calls so far.
 
         Raises:
-            SnapshotRefused: calls must not be made again, and one was made.
+            SnapshotRefused: calls must not be repeated, and one was made.
         """
         if self.calls and not self._replays:
             raise SnapshotRefused(
@@ -129,17 +129,17 @@ class McpSession:
         return tuple(self.calls)
 
     def restore(self, handle: Sequence[Called]) -> None:
-        """Goes back to ``handle``.
+        """Returns to ``handle``.
 
         Raises:
-            SnapshotError: the server answers otherwise than before, or fails.
+            SnapshotError: the server's results differ from the recorded ones, or it fails.
         """
-        # A call that failed may have changed something, and so may one that was given up and runs for a moment yet.
+        # A failed call may have changed the state of the server, and so may an abandoned call that is still running.
         if [*handle] != self.calls or not self.is_sound or self._running:
-            _run(self._repeat(handle), self._seconds(handle))
+            _run(self._replay(handle), self._seconds(handle))
 
     def fork(self) -> "McpSession":
-        """A connection of its own to a server in the same state.
+        """Opens a second connection to a server in the same state.
 
         Raises:
             SnapshotRefused: as in ``snapshot``.
@@ -154,9 +154,9 @@ class McpSession:
         return twin
 
     def close(self) -> None:
-        """Ends the connection, and the process of a command.
+        """Closes the connection, and ends the process of a command.
 
-        On an event loop that runs, it does not wait for the end: a server may take seconds, in which the loop stood still.
+        Called on a running event loop, it does not wait for the end, because a server may take seconds to stop.
         """
         if asyncio._get_running_loop() is not None:
             _loop.submit(self._end())
@@ -166,7 +166,7 @@ class McpSession:
     def _seconds(self, calls: Sequence[Called]) -> float:
         return _CLOSE_S + OPEN_S + self.server.timeout_s * len(calls)
 
-    async def _repeat(self, calls: Sequence[Called]) -> None:
+    async def _replay(self, calls: Sequence[Called]) -> None:
         await self._close()
         self.calls = []
         try:
@@ -181,7 +181,7 @@ class McpSession:
             raise SnapshotError(str(fault)) from fault
 
     async def _open(self) -> None:
-        """Connects and lists the tools, which the SDK would do otherwise within the first call, as part of its answer."""
+        """Connects and lists the tools. The SDK would otherwise list them during the first call, as a part of it."""
         try:
             async with asyncio.timeout(OPEN_S):
                 await self._connect()
@@ -195,8 +195,8 @@ class McpSession:
         self._stop, self._stderr = asyncio.Event(), StderrTail()
         self._ended = self._failed = False
         self._ready = ready = asyncio.get_running_loop().create_future()
-        # A task of its own, because the SDK wants a connection to be closed by the task that has opened it.
-        self._owner = asyncio.create_task(_hold(self.server, self._stderr, self._stop, ready))
+        # A separate task, because the SDK requires that the task that opens a connection also closes it.
+        self._owner = asyncio.create_task(_keep_open(self.server, self._stderr, self._stop, ready))
         try:
             async with asyncio.timeout(OPEN_S):
                 self._client = await asyncio.shield(ready)
@@ -205,9 +205,9 @@ class McpSession:
             raise self._fault(f"did not answer within {OPEN_S:g} s") from None
         except Exception as error:
             await self._close()
-            if isinstance(error, AgentEnvError):  # which says by itself what is missing
+            if isinstance(error, AgentEnvError):  # its message already says what is missing
                 raise
-            raise self._fault(f"cannot be used: {_reason(error)}") from error
+            raise self._fault(f"cannot be used: {_first_cause(error)}") from error
 
     async def _tools(self) -> list[Any]:
         from mcp import MCPError
@@ -216,7 +216,7 @@ class McpSession:
         cursor = None
         while True:
             try:
-                page = await self._asked(self._client.list_tools(cursor=cursor), "list its tools")
+                page = await self._response(self._client.list_tools(cursor=cursor), "list its tools")
             except MCPError as error:
                 raise self._fault(f"did not list its tools: {first_line(error)}") from error
             found += page.tools
@@ -232,8 +232,8 @@ class McpSession:
         if not self.is_open:
             raise self._fault("has ended its connection")
         try:
-            result = await self._asked(self._result(name, arguments), f"answer a call of {name!r}")
-        except MCPError as error:  # the server refuses what the policy wrote
+            result = await self._response(self._result(name, arguments), f"answer a call of {name!r}")
+        except MCPError as error:  # the server rejects the policy's arguments
             result = ToolResult(name, ToolStatus.FORMAT_ERROR, encodable(error.message), "InvalidParams")
         if not self._replays:
             self.calls.clear()
@@ -242,15 +242,15 @@ class McpSession:
 
     async def _result(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         answer = await self._client.call_tool(name, arguments)
-        # In a thread, as large images take a second, in which no other connection would be served.
+        # In a thread, because decoding large images takes up to a second, which would block all other connections.
         return await asyncio.to_thread(read_result, name, answer, pixels=self._pixels)
 
-    async def _asked(self, request: Coroutine[Any, Any, T], what: str) -> T:
-        """The answer to a request; ``what`` it was to do, for a fault.
+    async def _response(self, request: Coroutine[Any, Any, T], what: str) -> T:
+        """Waits for the response to a request; ``what`` describes it in errors.
 
         Raises:
-            MCPError: the server refuses the parameters.
-            EnvFault: anything else but an answer.
+            MCPError: the server rejects the parameters.
+            EnvFault: any other failure.
         """
         from mcp import MCPError
 
@@ -269,7 +269,7 @@ class McpSession:
             self._ended = self._ended or (error.code, error.message) == _CONNECTION_CLOSED
             raise self._fault(f"did not {what}: {first_line(error)}") from error
         except Exception as error:
-            raise self._fault(f"did not {what}: {_reason(error)}") from error
+            raise self._fault(f"did not {what}: {_first_cause(error)}") from error
         finally:
             self._running -= 1
 
@@ -278,15 +278,15 @@ class McpSession:
         if owner is None or self._stop is None or ready is None:
             return
         self._stop.set()
-        # It waits for a server that may never answer. One that is open is not cancelled, also by a second close: the SDK
-        # would break off the end of the process.
+        # Only a task that waits for the server's first answer is cancelled. An open connection is not, even by a second
+        # close, because that would interrupt the SDK while it ends the process.
         if not ready.done() and not owner.cancelling():
             owner.cancel()
         await asyncio.wait([owner], timeout=_CLOSE_S / 2)
         if not owner.done():
             owner.cancel()
             await asyncio.wait([owner], timeout=_CLOSE_S / 4)
-        # Only now, so that after a cancelled close the next one does it all again.
+        # Reset at the end only, so that after a cancelled close the next one repeats everything.
         if self._owner is owner:
             self._owner = None
 
@@ -297,34 +297,34 @@ class McpSession:
             _sessions.discard(self)
 
     def forget(self) -> None:
-        """Leaves the connection to the process that has opened it."""
+        """Drops the connection in a forked process, because it belongs to the parent process."""
         self._client = self._owner = self._stop = self._ready = None
 
     async def retire(self) -> None:
-        """Ends the connection when the calls that run over it have ended."""
+        """Closes the connection once the calls that are running over it have ended."""
         while self._running:
-            await asyncio.sleep(_GLANCE_S)
+            await asyncio.sleep(_POLL_S)
         await self._end()
 
     def _fault(self, what: str) -> EnvFault:
-        """A failure of the server, which is noted, with the last line that its process has written to stderr."""
+        """Records and returns a failure of the server, with the last line that its process wrote to stderr."""
         self._failed = True
         line = self._stderr.last_line
         said = f" (the last that came from it: {shortened(line, 200)!r})" if line else ""
         return EnvFault(f"{self.server.name} {what}{said}")
 
 
-async def _hold(
+async def _keep_open(
     server: McpServer, stderr: StderrTail, stop: asyncio.Event, ready: "asyncio.Future[Any]"
 ) -> None:
-    """Holds a connection until ``stop``. It knows nothing of the session, so that one that nobody needs can go."""
+    """Keeps a connection open until ``stop``. It has no reference to the session, so an unused session can be collected."""
     try:
         with needs_extra("mcp"):
             from mcp import Client
             from pydantic import ValidationError
 
         async def note(message: Any) -> None:
-            # The SDK passes over such a line, and the call that it was to answer is given up in time.
+            # The SDK ignores such a line, and the call that it was meant to answer times out.
             if isinstance(message, ValidationError):
                 written = str(message.errors()[0]["input"])
                 stderr.note(f"{written[:80]}, which is no message of MCP")
@@ -340,13 +340,13 @@ async def _hold(
             ready.cancel()
 
 
-def _reason(error: BaseException) -> str:
-    """The first cause in an error, which the SDK's task groups wrap in groups of errors."""
+def _first_cause(error: BaseException) -> str:
+    """Returns the first cause of an error that the SDK's task groups wrap in exception groups."""
     from mcp import MCPError
 
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    if isinstance(error, MCPError):  # which says what the server answered
+    if isinstance(error, MCPError):  # its message contains the server's answer
         return first_line(error)
     if isinstance(error, FileNotFoundError) and error.filename:
         return f"there is no program {Path(error.filename).name!r}"
@@ -361,7 +361,7 @@ _listings: "dict[McpServer, asyncio.Task[tuple[Any, ...]]]" = {}
 
 
 def listed_tools(server: McpServer) -> tuple[Any, ...]:
-    """The tools of a server, listed once in a process, also where several environments are made at the same time.
+    """Returns the tools of a server, which are listed only once per process, even for concurrently made environments.
 
     Raises:
         EnvFault: the server cannot be used.
@@ -386,15 +386,15 @@ async def _list_tools(server: McpServer) -> tuple[Any, ...]:
 
 
 _shared: dict[tuple[McpServer, bool], McpSession] = {}
-_sharing = asyncio.Lock()  # of the loop of connections
+_shared_lock = asyncio.Lock()  # belongs to the event loop of the connections
 _retiring: set[asyncio.Task[None]] = set()
 
 
 async def shared_session(server: McpServer, *, pixels: bool = False) -> McpSession:
-    """The connection that all episodes of this process share, opened again where it has ended or a request has failed.
+    """Returns the connection that all episodes of this process share; reopened if it has ended or a request failed.
 
     Args:
-        server: Where it is.
+        server: The server.
         pixels: As in `McpSession`.
 
     Raises:
@@ -402,10 +402,10 @@ async def shared_session(server: McpServer, *, pixels: bool = False) -> McpSessi
     """
 
     async def ready() -> McpSession:
-        async with _sharing:  # the others wait until the first of them has connected
+        async with _shared_lock:  # other callers wait until the first one has connected
             session = _shared.get((server, pixels))
             if session is None or not session.is_sound:
-                if session is not None:  # calls of other episodes may still be answered over it
+                if session is not None:  # calls of other episodes may still be running over it
                     retiring = asyncio.create_task(session.retire())
                     _retiring.add(retiring)
                     retiring.add_done_callback(_retiring.discard)
@@ -418,13 +418,13 @@ async def shared_session(server: McpServer, *, pixels: bool = False) -> McpSessi
 
 
 def _forget_all() -> None:
-    """A process that was forked opens connections of its own: what it wrote would mix with what the other one writes."""
-    global _sharing
+    """Makes a forked process open its own connections, because its writes would mix with those of the parent."""
+    global _shared_lock
     for session in [*_sessions]:
         session.forget()
     for kept in (_sessions, _shared, _listings, _retiring):
         kept.clear()
-    _sharing = asyncio.Lock()
+    _shared_lock = asyncio.Lock()
 
 
 in_forked_processes(_forget_all)

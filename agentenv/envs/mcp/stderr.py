@@ -1,4 +1,4 @@
-"""The end of what a process writes to stderr, for errors that name it."""
+"""The last lines that a process writes to stderr, for errors about it."""
 
 import asyncio
 import os
@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TextIO
 
-_KEPT = 4096  # bytes
-_CHUNK = 65_536
-_CHUNKS = 16  # read at a time, so that a process that writes without end leaves the event loop to others
+_KEPT_BYTES = 4096
+_CHUNK_BYTES = 65_536
+_MOST_CHUNKS = 16  # limit per event, so that a process that writes without end does not block the event loop
 
 
 class StderrTail:
-    """Reads a pipe on the event loop as it is written to: the writer never waits for long, and nothing grows."""
+    """Reads a pipe on the event loop, so that the writer never blocks for long; keeps only the last part."""
 
     def __init__(self) -> None:
         self._kept = b""
@@ -20,7 +20,7 @@ class StderrTail:
 
     @contextmanager
     def pipe(self) -> Iterator[TextIO]:
-        """The end to write to, for the length of the block."""
+        """Yields the end of the pipe for writing, for the length of the block."""
         loop = asyncio.get_running_loop()
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
@@ -36,19 +36,19 @@ class StderrTail:
             os.close(reading)
 
     def note(self, line: str) -> None:
-        """Adds what was noticed otherwise."""
+        """Adds a line that did not come through the pipe."""
         self._kept = f"{line}\n".encode()
 
     @property
     def last_line(self) -> str:
-        """The last line so far; empty where nothing was written."""
+        """Returns the last line so far; empty if nothing was written."""
         self._read()
         lines = self._kept.decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else ""
 
     def _read(self) -> None:
         with suppress(BlockingIOError):
-            for _ in range(_CHUNKS):
-                if self._reading is None or not (chunk := os.read(self._reading, _CHUNK)):
+            for _ in range(_MOST_CHUNKS):
+                if self._reading is None or not (chunk := os.read(self._reading, _CHUNK_BYTES)):
                     return
-                self._kept = (self._kept + chunk)[-_KEPT:]
+                self._kept = (self._kept + chunk)[-_KEPT_BYTES:]

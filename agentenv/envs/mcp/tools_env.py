@@ -1,4 +1,4 @@
-"""``agentenv/MCP-v0``: questions that a policy answers with the tools of a server of the Model Context Protocol (MCP)."""
+"""``agentenv/MCP-v0``: questions that a policy answers with the tools of an MCP server."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -33,14 +33,14 @@ class McpState:
 
     task: Task
     session: McpSession | None
-    """The episode's own connection; None where all episodes share one."""
+    """The episode's own connection; None if all episodes share one."""
     calls: int = 0
 
 
 class McpTools(ToolEnv[McpState]):
-    """Poses questions; the tools are those that the server lists, and the final answer is scored.
+    """Poses questions. The tools are those of the MCP server, and the final answer is scored.
 
-    A tool that says it has failed is an observation of the policy. A server that fails, is gone or does not answer in time
+    A failure reported by a tool is an observation for the policy. A server that fails, has ended or does not answer in time
     is an infrastructure failure.
     """
 
@@ -59,27 +59,27 @@ class McpTools(ToolEnv[McpState]):
         variables: Sequence[str] = (),
         render_mode: str | None = None,
     ) -> None:
-        """Asks the server once in a process for its tools.
+        """Lists the tools of the server, once per process.
 
         Args:
             server: ``stdio:COMMAND`` or the URL of a streamable HTTP endpoint.
-            tools: Names of those that the policy may call; none named is all.
-            server_state: What the server remembers of an episode. ``replayed``: each episode has a connection of its own,
-                for a command a process, and goes back to a snapshot by making its calls again; ``kept``: the same, but
-                calls must not be made again, so that snapshots are refused after the first; ``none``: it remembers nothing,
-                and all episodes share a connection.
-            scorer: Name of the scorer that gives the reward.
-            max_turns: Turns of an episode.
-            timeout_s: Seconds that a call may take.
-            result_chars: Characters of a result that are shown; the middle of a longer one is left out.
-            pixels: Whether images of results are shown, which a policy must be able to see; otherwise a text says that there
-                is one.
-            token_variable: Environment variable with the bearer token of a URL.
-            variables: Environment variables that a command gets.
+            tools: Names of the tools that the policy may call; empty allows all.
+            server_state: How the server's memory of an episode is handled. With ``replayed``, each episode has its own
+                connection (for a command, its own process), and a snapshot is restored by repeating the calls. With ``kept``
+                it does too, but calls must not be repeated, so snapshots are refused after the first call. With ``none`` the
+                server remembers nothing, and all episodes share a connection.
+            scorer: The name of the scorer that gives the reward.
+            max_turns: Number of turns of an episode.
+            timeout_s: Time limit of a call in seconds.
+            result_chars: Number of characters of a result that are shown; the middle of a longer one is left out.
+            pixels: Whether images in results are shown, which requires a policy that reads images. Otherwise a text says
+                that there is one.
+            token_variable: The environment variable with the bearer token of a URL.
+            variables: Environment variables that are passed to a command.
             render_mode: As in Gymnasium.
 
         Raises:
-            ConfigurationError: an argument, or a tool that cannot be declared.
+            ConfigurationError: an argument is wrong, or a tool cannot be declared.
             EnvFault: the server cannot be used.
             MissingExtra: the SDK of MCP, or with ``pixels`` pillow, is not installed.
         """
@@ -90,7 +90,7 @@ class McpTools(ToolEnv[McpState]):
         self.server = McpServer(server, token_variable, tuple(variables), timeout_s)
         self.server_state = server_state
         if server_state == "kept":
-            # Strategies that go back would otherwise make the calls once more where a snapshot is refused.
+            # With another capability, strategies that rewind would repeat the calls after a refused snapshot.
             self.capability = StateCapability.NONE  # type: ignore[misc]
         if pixels:
             require_pillow()
@@ -103,12 +103,12 @@ class McpTools(ToolEnv[McpState]):
         wanted = [listed[name] for name in tools or listed]
         if not wanted:
             raise ConfigurationError(f"{self.server.name} has no tools")
-        super().__init__(tools=[_declared(one) for one in wanted], pixels=pixels, render_mode=render_mode)
+        super().__init__(tools=[_as_tool(one) for one in wanted], pixels=pixels, render_mode=render_mode)
 
     async def areset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Info]:
-        """Poses ``options["task"]``; without one it asks which tools there are."""
+        """Poses ``options["task"]``; without one, the question is which tools there are."""
         await super().areset(seed=seed, options=options)
         own = Task("tools", "What is the name of one of your tools?", tuple(self.tools))
         task: Task = (options or {}).get("task") or own
@@ -144,12 +144,12 @@ class McpTools(ToolEnv[McpState]):
         return self.result((), reward=score, end=EndReason.ANSWERED, answer=said)
 
     def render(self) -> str:
-        """The question and how often tools were called."""
+        """Shows the question and the number of calls."""
         return f"{self.state.task.question} [{self.state.calls} calls]"
 
 
-def _declared(listed: Any) -> Tool:
-    """The tool of the environment that stands for one that the server lists.
+def _as_tool(listed: Any) -> Tool:
+    """Makes the environment's tool for one that the server lists.
 
     Raises:
         ConfigurationError: its name is reserved, or its schema cannot be checked.

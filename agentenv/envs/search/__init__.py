@@ -1,4 +1,4 @@
-"""Environments in which a policy searches."""
+"""Environments in which a policy answers questions by searching."""
 
 from typing import TYPE_CHECKING
 

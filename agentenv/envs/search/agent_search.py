@@ -1,7 +1,7 @@
-"""``agentenv/AgentSearch-v0``: an agent below the planner of HierSearch, which searches with the tools that it is offered.
+"""``agentenv/AgentSearch-v0``: an agent that HierSearch's planner asks; it searches with the tools that it is given.
 
-``chunk_search``, ``graph_search`` and ``get_adjacent_passages`` look into the local corpus; ``web_search`` and
-``browse_url`` into another one, which stands for the web. Each kind of agent is trained here before the planner is.
+``chunk_search``, ``graph_search`` and ``get_adjacent_passages`` use the local corpus. ``web_search`` and ``browse_url`` use
+another corpus that represents the web. Each kind of agent is trained here before the planner.
 """
 
 import asyncio
@@ -44,22 +44,22 @@ as in <answer> Beijing </answer>.
 Question: {question}
 """
 PASSAGES = 10
-"""Passages a query that HierSearch's agents see."""
+"""Number of passages per query that HierSearch's agents see."""
 OBSERVATION_TOKENS = 1500
-"""Holds ten passages of 100 words."""
+"""Enough for ten passages of 100 words."""
 _SNIPPET_WORDS = 40
 _SEPARATORS = "|\uff5c,\uff0c"
 
 
 @dataclass(frozen=True)
 class GraphSearch:
-    """Finds pages near those that a search finds."""
+    """Finds pages that are linked with those that a search finds."""
 
     search: SearchTool
     graph: PageGraph
 
     async def __call__(self, call: TagCall, state: SearchState) -> ToolReply:
-        """The page of what is found.
+        """Returns the page of results.
 
         Raises:
             RetrieverFault: the search failed.
@@ -73,14 +73,14 @@ class GraphSearch:
 
 @dataclass(frozen=True)
 class FactSearch:
-    """Finds passages by the facts that fit a query, and by what these facts are linked with (HippoRAG)."""
+    """Finds passages by the facts that match a query, and by what these facts are linked with (HippoRAG)."""
 
     search: SearchTool
     graph: FactGraph
     judge: Reranker
 
     async def __call__(self, call: TagCall, state: SearchState) -> ToolReply:
-        """The page of what is found.
+        """Returns the page of results.
 
         Raises:
             RetrieverFault: the search failed.
@@ -99,7 +99,7 @@ class AdjacentPassages:
     k: int
 
     async def __call__(self, call: TagCall, state: SearchState) -> ToolReply:
-        """The page of what stands next to the title that is asked for."""
+        """Returns the passages next to the title in the call."""
         near = self.graph.near(call.text)
         if not near:
             page = self.format.page(f"No page is titled {call.text!r}.")
@@ -110,12 +110,12 @@ class AdjacentPassages:
 
 @dataclass(frozen=True)
 class BrowseTool:
-    """Shows a page that a search has found, whole, by its title or id; a question may stand behind a bar."""
+    """Shows the whole text of a page that a search found, by its title or id; a question may follow after a bar."""
 
     format: PageFormat
 
     async def __call__(self, call: TagCall, state: SearchState) -> ToolReply:
-        """The page that the call asks for."""
+        """Returns the page that the call names."""
         for address in addresses_in(call.text):
             known = state.titled(address) or [state.by_id[one] for one in (address,) if one in state.by_id]
             if known:
@@ -125,9 +125,9 @@ class BrowseTool:
 
 
 def addresses_in(text: str) -> list[str]:
-    """What may be the address in ``text``, the longest first: all of it, and what stands before each separator.
+    """Returns the possible addresses in ``text``, longest first: all of it, and the part before each separator.
 
-    A title may hold a comma, and a question may hold any separator, so only what was found tells where the address ends.
+    Titles may contain commas, and questions any separator, so only the found pages decide where the address ends.
     """
     ends = [len(text), *(end for end in range(len(text) - 1, -1, -1) if text[end] in _SEPARATORS)]
     return [text[:end].strip() for end in ends]
@@ -136,7 +136,7 @@ def addresses_in(text: str) -> list[str]:
 def passages_reply(
     call: TagCall, state: SearchState, format: PageFormat, found: Sequence[Passage]
 ) -> ToolReply:
-    """The reply with ``found``, which the state notes."""
+    """Makes the reply with ``found``, which is also recorded in the state."""
     ids = [[passage.id for passage in found]]
     state.retrieved += ids
     state.add_passages(found)
@@ -146,12 +146,12 @@ def passages_reply(
 
 @dataclass(frozen=True)
 class CountedTool:
-    """A tool whose calls the state counts."""
+    """A tool whose calls are recorded in the state."""
 
     tool: ToolFunction
 
     async def __call__(self, call: TagCall, state: HierarchicalState) -> ToolReply:
-        """What the tool replies.
+        """Returns the tool's reply.
 
         Raises:
             RetrieverFault: its search failed.
@@ -162,7 +162,7 @@ class CountedTool:
 
 
 class AgentSearch(SearchEnv):
-    """Search with the tools of a HierSearch agent; the reward is token F1, or a little for an answer that tried them."""
+    """Searches with the tools of a HierSearch agent; the reward is token F1, or a small one for trying all tools."""
 
     call_markers = tuple(f"<{tool}>" for tool in TOOLS)
     stop = (*(f"</{tool}>" for tool in TOOLS), "</answer>")
@@ -191,34 +191,33 @@ class AgentSearch(SearchEnv):
         retriever: Retriever | str | None = None,
         **options: Any,
     ) -> None:
-        """Builds an environment.
+        """Makes an environment.
 
         Args:
-            tools: The tools that are offered; the local ones by default, ``["web_search", "browse_url"]`` for a web agent.
-            web: What web tools search, or its spec; None searches what the others search.
-            facts: What the graph tools search: a file of `agentenv retriever facts` (as HierSearch does), ``titles`` for the
-                facts that a rule finds by titles, or empty for the links between pages.
-            fact_judge: Scores facts against a query: ``overlap``, ``encoder:SPEC``, or a folder with a
-                cross-encoder.
-            synonyms: Encoder of the names in facts, such as ``minilm`` or ``bge:PATH``. Names with like vectors are
+            tools: The tools of the policy: by default the local ones; ``["web_search", "browse_url"]`` for a web agent.
+            web: The retriever of the web tools, or its spec; None uses that of the other tools.
+            facts: What the graph tools search: a file of `agentenv retriever facts` (as in HierSearch), ``titles`` for facts
+                that a rule derives from titles, or empty for the links between pages.
+            fact_judge: Scores facts against a query: ``overlap``, ``encoder:SPEC``, or a folder with a cross-encoder.
+            synonyms: The encoder of the names in facts, such as ``minilm`` or ``bge:PATH``. Names with similar vectors are
                 linked as synonyms. Empty links none.
-            synonym_similarity: Cosine from which on two names are synonyms, within (0, 1].
-            local_first: Whether an early call of a web tool costs an answer that scores `local_first_penalty`.
-            k: Passages a query.
-            max_turns: Turns before the last one, in which only an answer counts.
-            observation_tokens: Bound of one observation; its body is cut so that both tags survive.
-            scorer: Name of the scorer of answers.
-            frame: Tags between which a page stands, ``information`` or, as published, ``result``; the prompt names them.
-            prompt: Opening message; must hold ``{question}``, and may hold ``{tools}``.
-            tasks: Questions with answers; None takes those of a small FictionalWorld.
-            retriever: What local tools search, or its spec; those of a graph need its corpus in this process.
+            synonym_similarity: The cosine from which on two names are synonyms, within (0, 1].
+            local_first: Whether an answer with a score is charged the `local_first_penalty` for an early call of a web tool.
+            k: Number of passages per query.
+            max_turns: Number of turns before the last one, in which only an answer counts.
+            observation_tokens: Largest size of one observation. Its body is cut such that both tags remain.
+            scorer: The name of the scorer of answers.
+            frame: The tags around a page: ``information`` or, as published, ``result``. The prompt names them.
+            prompt: The opening message. It must contain ``{question}``, and may contain ``{tools}``.
+            tasks: Questions with answers; None uses those of a small FictionalWorld.
+            retriever: The retriever of the local tools, or its spec. Graph tools need its corpus in this process.
             **options: Further arguments of `SearchEnv`.
 
         Raises:
-            ConfigurationError: no tools, a graph over a corpus that is elsewhere, synonyms of names without facts, or
-                ``local_first`` without tools of both kinds.
-            DatasetError: the facts cannot be read or are those of another corpus.
-            UnknownName: no such tool, encoder or frame.
+            ConfigurationError: there are no tools, a graph is requested over a remote corpus, synonyms are requested without
+                facts, or ``local_first`` without tools of both kinds.
+            DatasetError: the facts cannot be read, or belong to another corpus.
+            UnknownName: there is no such tool, encoder or frame.
         """
         tasks, retriever = on_small_world(tasks, retriever)
         bounds: dict[str, Any] = {"k": k, "max_turns": max_turns, "observation_tokens": observation_tokens}
@@ -230,10 +229,12 @@ class AgentSearch(SearchEnv):
         self._facts = facts
         self._synonyms = (synonyms, synonym_similarity)
         self._judge = make_reranker(fact_judge) if isinstance(fact_judge, str) else fact_judge
-        self._offer(tools, made, prompt.replace("information>", f"{frame}>"), local_first)
+        self._make_parts(tools, made, prompt.replace("information>", f"{frame}>"), local_first)
 
-    def _offer(self, tools: Sequence[str], web: Retriever | None, prompt: str, local_first: bool) -> None:
-        """Makes the parts of an environment that offers ``tools``."""
+    def _make_parts(
+        self, tools: Sequence[str], web: Retriever | None, prompt: str, local_first: bool
+    ) -> None:
+        """Makes the parts of an environment with ``tools``."""
         opening = prompt.replace("{tools}", "; ".join(TOOLS[name] for name in tools))
         late = WEB_TOOLS if local_first else ()
         counted = {name: CountedTool(tool) for name, tool in self._tools(web).items() if name in tools}
@@ -245,7 +246,7 @@ class AgentSearch(SearchEnv):
             )
 
     def _tools(self, web: Retriever | None) -> dict[str, ToolFunction]:
-        """Every tool that the corpora allow."""
+        """Makes every tool that the corpora support."""
         search = self.search
         far = replace(
             search, retriever=web or search.retriever, format=replace(search.format, words=_SNIPPET_WORDS)
@@ -267,7 +268,7 @@ class AgentSearch(SearchEnv):
         return tools
 
     def expert(self) -> Sequence[str] | None:
-        """Thinks and searches for every hop with its first tool where the task carries its path, then answers."""
+        """Thinks, and searches for every hop with the first tool, if the task has its path; then answers."""
         task, tool = self.state.task, next(iter(self.parts.tools))
         path = task.data.get("path", ())
         if tool not in ("chunk_search", "web_search"):

@@ -1,8 +1,9 @@
 """``agentenv/CapabilitySearch-v0``: the search environment with a reward for one capability (TRACE, arXiv:2604.05336).
 
-Actions, tools and observations are those of ``LocalSearch-v0``; what an episode earns is whether it showed the capability.
-``CAPABILITIES`` lists them with the questions that exercise each. In the paper a language model writes these environments;
-here they are rows of a table, because a reward that is a program of ours can be probed and cannot be argued with.
+Actions, tools and observations are those of ``LocalSearch-v0``, but the reward is for showing the capability.
+``CAPABILITIES`` lists the capabilities with the questions that need each. In the paper, a language model writes these
+environments. Here they are rows of a table, because a reward that is a program can be tested, and the policy cannot
+influence its judgement by arguments.
 """
 
 import re
@@ -22,25 +23,25 @@ from agentenv.errors import ConfigurationError, check_known
 from agentenv.retrievers.fakes import InMemoryRetriever
 
 EXERCISE = 0.5
-"""What an episode earns that shows its capability and gives a wrong answer; 1 in the paper."""
+"""The reward of an episode that shows its capability and gives a wrong answer; 1 in the paper."""
 
 
 @dataclass(frozen=True)
 class Capability:
-    """Something that a search agent has to be able to do."""
+    """A capability of a search agent."""
 
     skill: str
-    """The row of ``SEARCH_SKILLS`` by which an evaluation finds that it is lacking."""
+    """The row of ``SEARCH_SKILLS`` by which an evaluation detects its lack."""
     description: str
-    """What it is, for the model that chooses an adapter."""
+    """A description for the model that chooses an adapter."""
     demonstrated: Callable[[SearchState], bool]
-    """Whether a finished episode shows it, by what its searches found and never by its words alone."""
+    """Whether a finished episode shows it, judging by what its searches found and never only by the policy's words."""
     worlds: tuple[Mapping[str, Any], ...]
-    """Dials of the worlds that exercise it, the easiest first."""
+    """Options of the worlds whose questions need it, the easiest first."""
 
 
 def _supported(state: SearchState) -> int:
-    """How many needed documents were found; of a question that names none, whether a page answers it."""
+    """Counts the needed documents that were found; if the question names none, 1 if a page contains the answer."""
     needed = state.task.data.get("supporting_ids")
     if needed:
         return len(set(needed) & state.by_id.keys())
@@ -48,7 +49,7 @@ def _supported(state: SearchState) -> int:
 
 
 def _answer_found(state: SearchState) -> bool:
-    """Whether a valid page holds an accepted answer; of yes and no, which none holds, whether all documents were found."""
+    """Whether a valid page contains an accepted answer; for yes and no, whether all needed documents were found."""
     if is_yes_or_no(state.task.answers):
         needed = state.task.data.get("supporting_ids", ())
         return bool(needed) and set(needed) <= state.by_id.keys()
@@ -60,10 +61,10 @@ def _searches(state: SearchState) -> bool:
 
 
 def _chains(state: SearchState) -> bool:
-    """Whether all needed documents were found, and a query held a word that only a page before it had told.
+    """Whether all needed documents were found, with a query that used a word known only from an earlier page.
 
-    The words of the question were known, and so were those of earlier queries: searching for them in two turns is no chain,
-    and neither is repeating a query.
+    Words of the question and of earlier queries were known before. Searching for these in two turns is not a chain, and
+    neither is repeating a query.
     """
     needed, known, read_words = (
         set(state.task.data.get("supporting_ids", ())),
@@ -83,7 +84,7 @@ def _chains(state: SearchState) -> bool:
 
 
 def _words(text: str) -> set[str]:
-    """The words of a text that could be names: those of at least four letters."""
+    """Returns the words of a text that could be names: those of at least four letters."""
     return {word for word in re.findall(r"\w+", text.lower()) if len(word) > 3}
 
 
@@ -91,20 +92,20 @@ def _reads(state: SearchState) -> bool:
     return _answer_found(state) and score_of(state, get_scorer("em_squad")) == 1.0
 
 
-def _formed(state: SearchState) -> bool:
+def _well_formed(state: SearchState) -> bool:
     results = [turn.result for turn in state.record if turn.result is not None]
     sound = all(result.status is ToolStatus.OK for result in results)
-    return sound and state.mistakes == 0 and _ended(state) and _supported(state) > 0
+    return sound and state.mistakes == 0 and _has_answered(state) and _supported(state) > 0
 
 
-def _ended(state: SearchState) -> bool:
+def _has_answered(state: SearchState) -> bool:
     return state.last.end is EndReason.ANSWERED
 
 
 def _in_time(state: SearchState) -> bool:
-    """Whether it found all needed documents and answered, no later than two turns after it had found the last of them.
+    """Whether the episode found all needed documents and answered at most two turns after the last of them.
 
-    An answer before that is no end in time: the agent has left off too early.
+    An answer before that does not count, because the agent stopped too early.
     """
     needed = set(state.task.data.get("supporting_ids", ()))
     last, seen = 0, set[str]()
@@ -112,7 +113,7 @@ def _in_time(state: SearchState) -> bool:
         data = {} if turn.result is None else turn.result.data
         found = {one for ranking in data.get("ids", ()) for one in ranking} & needed
         last, seen = (number, seen | found) if found - seen else (last, seen)
-    return bool(seen) and needed <= seen and _ended(state) and len(state.record) - 1 - last <= 2
+    return bool(seen) and needed <= seen and _has_answered(state) and len(state.record) - 1 - last <= 2
 
 
 _ONE: Mapping[str, Any] = {"hops": (1, 1), "families": ("lookup",), "distractors": 0.0}
@@ -146,7 +147,7 @@ CAPABILITIES: Mapping[str, Capability] = {
     "form": Capability(
         "writes valid actions",
         "Every action is one complete block of a known tag.",
-        _formed,
+        _well_formed,
         (_ONE, _TWO),
     ),
     "stop": Capability(
@@ -160,17 +161,17 @@ CAPABILITIES: Mapping[str, Capability] = {
 
 
 def get_capability(name: str) -> Capability:
-    """The capability registered under ``name``.
+    """Returns the capability registered under ``name``.
 
     Raises:
-        UnknownName: there is none.
+        UnknownName: there is no such capability.
     """
     check_known("capability", name, CAPABILITIES)
     return CAPABILITIES[name]
 
 
 def capability_reward(state: SearchState, *, capability: Capability, exercise: float) -> dict[str, float]:
-    """``exercise`` for an episode that shows the capability, and the rest of 1 for a right answer with it; else nothing."""
+    """Returns ``exercise`` for an episode with the capability, and the rest of 1 if it also answers right; otherwise 0."""
     if state.last.end is None:
         return {}
     right = score_of(state, get_scorer("em_squad"))
@@ -179,20 +180,20 @@ def capability_reward(state: SearchState, *, capability: Capability, exercise: f
 
 
 class CapabilitySearch(LocalSearch):
-    """Search as in ``LocalSearch``; paid for one capability."""
+    """Searches as in ``LocalSearch``, with a reward for one capability."""
 
     def __init__(self, *, capability: str = "search", exercise: float = EXERCISE, **options: Any) -> None:
-        """Builds an environment over a corpus.
+        """Makes an environment over a corpus.
 
         Args:
-            capability: Row of ``CAPABILITIES``.
-            exercise: What showing it pays; the rest of 1 is paid for a right answer that was reached with it. 1 is the
-                paper's reward, under which an agent may exercise a capability to no use.
-            **options: Those of `LocalSearch`. Without tasks and retriever a small world that exercises it is made, whose
-                search by word overlap does not find every document.
+            capability: A row of ``CAPABILITIES``.
+            exercise: The reward for showing the capability; the rest of 1 is for a right answer with it. 1 is the paper's
+                reward, with which an agent may show a capability without any use.
+            **options: Arguments of `LocalSearch`. Without tasks and retriever, a small world is made whose questions need
+                the capability. Its search by word overlap does not find every document.
 
         Raises:
-            UnknownName: no such capability.
+            UnknownName: there is no such capability.
             ConfigurationError: ``exercise`` is not above 0 and at most 1.
         """
         if not 0 < exercise <= 1:

@@ -1,4 +1,4 @@
-"""HierSearch's knowledge refiner (Tan et al. 2025, arXiv:2508.08088): what of an agent's findings goes up to its planner."""
+"""HierSearch's knowledge refiner (Tan et al. 2025, arXiv:2508.08088): which evidence of the agents the planner sees."""
 
 import re
 from collections.abc import Sequence
@@ -10,33 +10,33 @@ from agentenv.retrievers.base import passage_text
 from agentenv.retrievers.rerank import Reranker
 
 _THOUGHT = re.compile(r"<think>((?:(?!<think>).)*?)</think>", re.DOTALL)
-"""Begins at the last mark before the end of the thought, so that marks without an end are each read once."""
+"""Matches from the last opening tag before the end of a thought, so that many unclosed tags take only linear time."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundEvidence:
-    """What one search of an agent found."""
+    """The passages that one search of an agent found."""
 
     thought: str
-    """What the agent thought before it; empty where it did not."""
+    """The agent's thought before the search; empty without one."""
     passages: tuple[Passage, ...]
 
 
 def thought_of(action: str) -> str:
-    """The last thought in ``action``; empty where there is none."""
+    """Returns the last thought in ``action``; empty without one."""
     thoughts = _THOUGHT.findall(action)
     return thoughts[-1].strip() if thoughts else ""
 
 
 def share_of(count: int, share: float) -> int:
-    """How many of ``count`` a share keeps: max(1, int(share m)), and none of none."""
+    """Returns the number of ``count`` items that a share keeps: max(1, int(share m)), and 0 of 0."""
     return min(count, max(1, int(share * count)))
 
 
 def closeness(passages: Sequence[Passage], texts: Sequence[str], reranker: Reranker) -> list[float]:
-    """How near each of ``passages`` is to all of ``texts`` together.
+    """Returns the similarity of each of ``passages`` to all of ``texts`` together.
 
-    The scores for each text go from 0 to 1 over the passages (min-max), so that no text outweighs another, and are summed.
+    The scores for each text are scaled to [0, 1] over the passages (min-max), so that no text dominates, and are summed.
     """
     totals = [0.0] * len(passages)
     for text in texts:
@@ -49,7 +49,7 @@ def closeness(passages: Sequence[Passage], texts: Sequence[str], reranker: Reran
 def refine(
     passages: Sequence[Passage], texts: Sequence[str], reranker: Reranker, share: float
 ) -> list[Passage]:
-    """The best ``share`` of ``passages`` for ``texts``, best first; without a text the first of them."""
+    """Returns the best ``share`` of ``passages`` for ``texts``, best first; without a text, the first ones."""
     kept, said = share_of(len(passages), share), [text for text in texts if text]
     if not said or not passages:
         return list(passages[:kept])
@@ -59,20 +59,20 @@ def refine(
 
 @dataclass(frozen=True, slots=True)
 class Refiner:
-    """Says what of the evidence of agents goes up.
+    """Selects the agents' evidence for the planner.
 
     Raises:
-        ConfigurationError: a share out of range.
+        ConfigurationError: a share is out of range.
     """
 
     reranker: Reranker
-    """Says how near a passage is to a text."""
+    """Scores the similarity of a passage and a text."""
     share: float
-    """Kept of each search, by the thought before it."""
+    """The share of each search that is kept, by the thought before it."""
     share_of_rest: float
-    """Kept of the rest of an agent's evidence, by conclusions."""
+    """The share of the rest of an agent's evidence that is kept, by conclusions."""
     cut_again: bool = False
-    """Whether an agent's rest is held against its own conclusion alone, and ``share`` of everything is kept once more."""
+    """Whether the rest of an agent is compared only with its own conclusion, and ``share`` of everything is kept again."""
 
     def __post_init__(self) -> None:
         shares = (self.share, self.share_of_rest)
@@ -80,10 +80,10 @@ class Refiner:
             raise ConfigurationError(f"the shares of evidence to keep must be in (0, 1], not {shares}")
 
     def of_all(self, found: Sequence[tuple[Sequence[FoundEvidence], str]]) -> list[Passage]:
-        """What goes up of what each of several agents found, where the second of a pair is its conclusion.
+        """Selects from the evidence of several agents, given as pairs of searches and the agent's conclusion.
 
-        HierSearch's program holds the rest of an agent's evidence against its own conclusion and those of the others that
-        were asked with it, and hands up what every agent keeps.
+        HierSearch's program compares the rest of an agent's evidence with the conclusions of all agents that were asked
+        together, and passes on what each agent keeps.
         """
         conclusions = [conclusion for _, conclusion in found]
         kept: dict[str, Passage] = {}
@@ -96,7 +96,7 @@ class Refiner:
         return passages
 
     def of_agent(self, searches: Sequence[FoundEvidence], conclusions: Sequence[str]) -> list[Passage]:
-        """The best passages of each search for its thought, and of the rest the best for the conclusions."""
+        """Returns the best passages of each search for its thought, and the best of the rest for the conclusions."""
         kept: dict[str, Passage] = {}
         for search in searches:
             for passage in refine(search.passages, [search.thought], self.reranker, self.share):

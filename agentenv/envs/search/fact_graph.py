@@ -1,8 +1,8 @@
-"""The graph of facts that HierSearch searches: names and passages, ranked by a walk from the facts that fit a query.
+"""The graph of facts that HierSearch searches: names and passages, ranked by random walks from facts that match a query.
 
 HippoRAG (Gutierrez et al. 2024, arXiv:2405.14831), with facts as the seeds of the walk as in its second version
-(arXiv:2502.14802). Names are the same where they are equal as SQuAD compares; names that are alike have an edge where an
-encoder is named.
+(arXiv:2502.14802). Names are equal if they are equal after the normalisation of SQuAD. With an encoder, similar names are
+linked by an edge.
 """
 
 from collections import Counter, defaultdict
@@ -21,19 +21,19 @@ from agentenv.retrievers.rerank import Reranker
 from agentenv.retrievers.storage.corpus import Corpus
 
 TITLES = "titles"
-"""Names the facts that a rule finds by titles, in place of a file."""
+"""Used in place of a file for the facts that a rule derives from titles."""
 PASSAGE_WEIGHT = 0.05
-"""Of a passage among the seeds, against names (HippoRAG 2)."""
+"""The weight of passages among the seeds, relative to names (HippoRAG 2)."""
 MOST_FACTS = 5
-"""Facts from which a walk begins (HippoRAG 2)."""
+"""The number of facts from which a walk starts (HippoRAG 2)."""
 
 
 def seed_weights(facts: Sequence[tuple[float, Fact]], passages: Mapping[str, int]) -> dict[str, float]:
-    """The weight of each name that the fitting facts hold: the mean score of its facts over its passages (HippoRAG 2).
+    """Returns the weight of each name in the facts: the mean score of its facts over its number of passages (HippoRAG 2).
 
     Args:
         facts: Facts with their scores.
-        passages: In how many passages a name stands; a rare name says more (HippoRAG's node specificity).
+        passages: The number of passages that contain a name; rare names are more specific (HippoRAG's node specificity).
     """
     scores: dict[str, list[float]] = defaultdict(list)
     for score, fact in facts:
@@ -43,16 +43,16 @@ def seed_weights(facts: Sequence[tuple[float, Fact]], passages: Mapping[str, int
 
 
 class FactGraph:
-    """The names and passages of a corpus, with an edge for every fact, for every name in a passage and between synonyms.
+    """Names and passages of a corpus, with an edge for every fact, every name in a passage, and every pair of synonyms.
 
     Args:
-        corpus: Its passages.
-        facts: What they state.
-        encoder: Tells by its vectors which names are synonyms; None links none.
-        similarity: Cosine from which on two names are.
+        corpus: The passages.
+        facts: The facts in the passages.
+        encoder: Finds synonyms among names by their vectors; None finds none.
+        similarity: The cosine from which on two names are synonyms.
 
     Raises:
-        DatasetError: there is no fact, or one of a passage that the corpus lacks.
+        DatasetError: there is no fact, or one that belongs to no passage of the corpus.
     """
 
     def __init__(
@@ -91,21 +91,21 @@ class FactGraph:
             self._link_synonyms(encoder, similarity)
 
     def _link_synonyms(self, encoder: Encoder, similarity: float) -> None:
-        """Weighs the edge of two synonyms by their similarity, also where a fact has linked them (as HippoRAG does)."""
+        """Sets the weight of the edge between synonyms to their similarity, even if a fact links them (as HippoRAG does)."""
         for name, other, weight in synonyms_of(list(self._passages), encoder, similarity=similarity):
             one, two = f"n:{name}", f"n:{other}"
             self._links[one][two] = self._links[two][one] = weight
 
     def rank(self, query: str, ranking: Sequence[Passage], k: int, judge: Reranker) -> list[Passage]:
-        """The ``k`` passages where the walk for ``query`` is most often.
+        """Returns the ``k`` passages that the random walk for ``query`` visits most often.
 
-        It begins at the names of the facts that fit the query, and a little at the passages that a search has found. Where
-        no fact fits, those come back as they are.
+        The walk starts at the names of the facts that match the query, and with a small weight at the passages that a search
+        found. If no fact matches, the found passages are returned unchanged.
 
         Args:
-            query: What is looked for.
-            ranking: What a search finds for it, best first.
-            k: Passages.
+            query: The query.
+            ranking: The results of a search for it, best first.
+            k: The number of passages.
             judge: Scores facts against the query.
         """
         scores = judge.score([(query, fact.text) for fact in self._facts])
@@ -122,7 +122,7 @@ class FactGraph:
         return [self._ranked_passage(one, found[one]) for one in best if one in self._documents]
 
     def near(self, title: str) -> list[Document]:
-        """The passages titled or about ``title``, then those that share a name with them, most names first."""
+        """Returns the passages titled or about ``title``, then those that share names with them, most names first."""
         own = dict.fromkeys(self._titled.get(squad(title), ()))
         own |= dict.fromkeys(one[2:] for one in self._links.get(_name(title), ()) if one.startswith("p:"))
         shared: Counter[str] = Counter()
@@ -147,17 +147,17 @@ def _passage(document: str) -> str:
 
 @lru_cache(maxsize=2)
 def fact_graph(corpus: Corpus, facts: str, synonyms: str = "", similarity: float = SIMILARITY) -> FactGraph:
-    """The graph of ``corpus`` over the facts of a file, or those that its titles tell (`TITLES`); made once a process.
+    """Makes the graph of ``corpus`` over the facts of a file, or of its titles (`TITLES`); cached in the process.
 
     Args:
-        corpus: Its passages.
+        corpus: The passages.
         facts: The file, or `TITLES`.
-        synonyms: Spec of the encoder that tells synonyms; empty links none.
-        similarity: Cosine from which on two names are synonyms.
+        synonyms: The spec of the encoder that finds synonyms; empty finds none.
+        similarity: The cosine from which on two names are synonyms.
 
     Raises:
-        DatasetError: the file cannot be read or fits another corpus, or there is no fact.
-        UnknownName: no such kind of encoder.
+        DatasetError: the file cannot be read or belongs to another corpus, or there is no fact.
+        UnknownName: there is no such kind of encoder.
     """
     stated = [*facts_of_titles(corpus)] if facts == TITLES else read_facts(Path(facts))
     encoder = make_encoder(synonyms) if synonyms else None

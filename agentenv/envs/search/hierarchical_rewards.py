@@ -1,4 +1,4 @@
-"""The rewards of HierSearch (Tan et al. 2025, arXiv:2508.08088), of its planner and of the agents below it."""
+"""The rewards of HierSearch (Tan et al. 2025, arXiv:2508.08088) for its planner and its agents."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,10 +13,10 @@ from agentenv.envs.search.search_tools import TagParser
 
 
 def is_complete(actions: Sequence[str], tools: Sequence[str]) -> bool:
-    """HierSearch's format, over what the policy wrote in each turn.
+    """Whether the policy's turns have HierSearch's format.
 
-    There is one answer. Thoughts are closed as often as they are opened, and there is one at least. A turn calls one tool at
-    most, so that its result comes before the next call.
+    There is exactly one answer. There is at least one thought, and every thought is closed. A turn calls at most one tool,
+    so that its result comes before the next call.
     """
     text = "".join(actions)
     thoughts = text.count("<think>")
@@ -28,9 +28,9 @@ def is_complete(actions: Sequence[str], tools: Sequence[str]) -> bool:
 
 
 def coverage_reward(score: float, used: int, offered: int, complete: bool) -> float:
-    """HierSearch: 0 for a broken format or no answer, the score above 0, else a tenth of the share of tools tried.
+    """HierSearch: 0 for an invalid format or no answer; the score if above 0; otherwise a tenth of the share of tools tried.
 
-    As published, a score between 0 and that tenth pays less than a wrong answer that tried every tool.
+    As published, a score between 0 and that tenth is worth less than a wrong answer after trying every tool.
     """
     if not complete:
         return 0.0
@@ -38,10 +38,11 @@ def coverage_reward(score: float, used: int, offered: int, complete: bool) -> fl
 
 
 def local_first_penalty(calls: Sequence[str], web: Collection[str]) -> float:
-    """HierSearch: what going to the web early costs, by the place of the first call of a web tool, counted from 1.
+    """HierSearch: the penalty for searching the web early, by the index (from 1) of the first call of a web tool.
 
     -1 within the first three calls; -.05 (4 - i) at the calls 4 to 6 and -.015 (3 - i) at the calls 7 and 8, with i from 0
-    at the first of them; -.01 later; 0 without one. As published, it is due even where local search cannot know the answer.
+    at the first of them; -.01 later; 0 without such a call. As published, it applies even if local search cannot find the
+    answer.
     """
     place = next((number for number, call in enumerate(calls, 1) if call in web), None)
     if place is None:
@@ -74,9 +75,9 @@ def hierarchical_reward(
     tools: Sequence[str],
     late: Collection[str] = (),
 ) -> Mapping[str, float]:
-    """HierSearch: `coverage_reward` at the end, and before it what `answer` gives for a page with an accepted answer.
+    """HierSearch: `coverage_reward` at the end; before it, the reward of `answer` for a page with an accepted answer.
 
-    An answer with a score is charged the `local_first_penalty` of the tools ``late``; none are named where it is off.
+    An answer with a score also gets the `local_first_penalty` of the tools ``late``, which is empty if it is disabled.
     """
     if state.last.end is None:
         return answer(state)
@@ -96,14 +97,14 @@ def hierarchical_parts(
     names: tuple[str, ...],
     late: Collection[str],
 ) -> SearchParts:
-    """What an environment is made of whose policy calls ``tools`` and is paid by `hierarchical_reward`.
+    """Makes the parts of an environment whose policy calls ``tools`` and is rewarded by `hierarchical_reward`.
 
     Args:
-        env: Whose rewards and scorer count.
-        opening: From a task to the first message.
-        tools: By tag.
-        names: Their tags in the order in which they are offered.
-        late: Tags of those that cost the `local_first_penalty`.
+        env: The environment whose rewards and scorer are used.
+        opening: Makes the first message from a task.
+        tools: The tools by tag.
+        names: The tags of the tools in the order in which they are listed.
+        late: The tags of tools with the `local_first_penalty`.
     """
     reward = partial(hierarchical_reward, answer=env.answer_reward, scorer=env.scorer, tools=names, late=late)
     parser = TagParser((*names, "answer"), filled=names)

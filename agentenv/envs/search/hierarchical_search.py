@@ -1,8 +1,8 @@
 """``agentenv/HierarchicalSearch-v0``: a planner asks agents, each with its own environment (HierSearch, Tan et al. 2025).
 
-``<local_search_agent>``, ``<web_search_agent>`` or ``<all_search_agent>`` with a question plays an episode of each
-agent asked. What its searches found is evidence for the level above, refined: the best share of each search, and of the
-rest of each agent's evidence.
+``<local_search_agent>``, ``<web_search_agent>`` or ``<all_search_agent>`` with a question plays an episode of each agent
+that is asked. The planner sees a selection of what their searches found: the best share of each search, and of the rest of
+each agent's evidence.
 """
 
 import hashlib
@@ -52,7 +52,7 @@ Question: {question}
 """
 
 QUESTION_SHARE = 8
-"""A question has at most a character for so many tokens of the context of the agent that is asked."""
+"""A question may have one character for each so many tokens of the asked agent's context."""
 _SUFFIX = "_search_agent"
 _ALL = f"all{_SUFFIX}"
 _BUDGETS = RolloutConfig(context_tokens=1 << 16, turn_tokens=500, temperature=0.0)
@@ -60,19 +60,19 @@ _BUDGETS = RolloutConfig(context_tokens=1 << 16, turn_tokens=500, temperature=0.
 
 @dataclass(frozen=True)
 class Agent:
-    """Answers a question by an episode of a search environment."""
+    """Answers questions by episodes of a search environment."""
 
     env: SearchEnv
-    """Forked for every question."""
+    """The environment, which is forked for every question."""
     policy: Policy
     chat: ChatFormat
     config: RolloutConfig = _BUDGETS
 
     async def ask(self, question: str, seed: int) -> tuple[list[FoundEvidence], str | None]:
-        """What each of its searches found, and its answer.
+        """Plays an episode; returns what each search found, and the answer.
 
         Raises:
-            EnvFault: its episode met an infrastructure failure.
+            EnvFault: the episode ended by an infrastructure failure.
         """
         (env,) = self.env.fork()
         question = shortened(question, self.config.context_tokens // QUESTION_SHARE)
@@ -94,56 +94,56 @@ class Agent:
 
 
 def extractive_agent(env: SearchEnv) -> Agent:
-    """An agent that needs no model: one search, then a span by rules."""
+    """Makes an agent without a model: one search, then an answer span selected by rules."""
     policy = ExtractivePolicy()
     return Agent(env, policy, InlineFormat(policy.tokenizer))
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgentSettings:
-    """An agent as a configuration names it."""
+    """The settings of an agent in a configuration."""
 
     policy: str = EXTRACTIVE
     """The policy: ``hf:PATH``, ``openai:MODEL@URL`` or ``tiny``; by default rules, which search once with the question."""
     tools: tuple[str, ...] = LOCAL_TOOLS
-    """The tools of `AgentSearch` that it is offered; rules have a search alone."""
+    """The tools of `AgentSearch` that it may call; rules have only a search."""
     retriever: str = ""
-    """What its local tools search; empty takes what the planner's environment was given."""
+    """The retriever of its local tools; empty uses that of the planner's environment."""
     web: str = ""
-    """What its web tools search; empty takes the same."""
+    """The retriever of its web tools; empty uses the same."""
     part: tuple[int, ...] = ()
-    """Which of how many parts of the documents it searches, such as [1, 2] for the first of two, so that agents over one
-    corpus know different documents; empty searches all. Not for web tools with a search of their own."""
+    """The part of the documents that it searches, and the number of parts, such as [1, 2] for the first of two, so that
+    agents over one corpus know different documents. Empty searches all. Not for web tools with their own retriever."""
     facts: str = ""
     """What its graph tools search; see `AgentSearch`."""
     synonyms: str = ""
-    """Encoder that links synonyms there; see `AgentSearch`."""
+    """The encoder that finds synonyms for these; see `AgentSearch`."""
     synonym_similarity: float = SIMILARITY
-    """Cosine from which on two names are synonyms."""
+    """The cosine from which on two names are synonyms."""
     fact_judge: str = "overlap"
     """Scores facts against a query; see `AgentSearch`."""
     prompt: str = AGENT_PROMPT
-    """Opening message of the agent."""
+    """The opening message of the agent."""
     frame: str = "information"
-    """Tags between which its pages stand; see `AgentSearch`."""
+    """The tags around its pages; see `AgentSearch`."""
     k: int = PASSAGES
-    """Passages a query."""
+    """Number of passages per query."""
     max_turns: int = 8
     observation_tokens: int = OBSERVATION_TOKENS
-    """Bound of one observation."""
+    """Largest size of one observation."""
     turn_tokens: int = 500
     context_tokens: int = 1 << 16
     temperature: float = 0.9
-    """As HierSearch serves its agents; rules do not sample."""
+    """The temperature with which HierSearch serves its agents; rules do not sample."""
 
 
-_TRAINED = ("prompt", "k", "max_turns", "observation_tokens", "turn_tokens", "context_tokens")
-"""Settings of an agent that the card of its policy states, beside its tools and what else shaped its episodes."""
+_CARD_SETTINGS = ("prompt", "k", "max_turns", "observation_tokens", "turn_tokens", "context_tokens")
+"""Settings of an agent that are on the card of its policy, besides its tools and other options of its episodes."""
 
 
 @lru_cache(maxsize=8)
-def _opened(policy: str) -> tuple[Policy, ChatFormat]:
-    """A policy that all environments of this process share, and how it is asked."""
+def _shared_policy(policy: str) -> tuple[Policy, ChatFormat]:
+    """Opens a policy and its chat format, which all environments of this process share."""
     if is_endpoint(policy):
         check_reached(policy)
         served = make_endpoint_policy(policy)
@@ -152,14 +152,14 @@ def _opened(policy: str) -> tuple[Policy, ChatFormat]:
     return opened, read_card(policy_folder(policy)).chat_format(opened.tokenizer, opened.ends)
 
 
-def _as_trained(policy: object) -> dict[str, Any]:
-    """The settings with which an agent was trained in `AgentSearch`, by its card; none of any other policy."""
+def _trained_settings(policy: object) -> dict[str, Any]:
+    """Returns the settings with which an agent was trained in `AgentSearch`, from its card; empty for other policies."""
     if not isinstance(policy, str) or policy == EXTRACTIVE or is_endpoint(policy):
         return {}
     card = read_card(policy_folder(policy)).of("agentenv/AgentSearch-v0")
     if card.env != "agentenv/AgentSearch-v0":
         return {}
-    stated = {name: getattr(card, name) for name in _TRAINED}
+    stated = {name: getattr(card, name) for name in _CARD_SETTINGS}
     known = AgentSettings.__dataclass_fields__
     shaped = {name: value for name, value in card.options.items() if name in known}
     return shaped | {name: value for name, value in stated.items() if value is not None}
@@ -168,21 +168,21 @@ def _as_trained(policy: object) -> dict[str, Any]:
 def configured_agent(
     name: str, settings: Mapping[str, Any], tasks: Sequence[Task], retriever: Retriever | str
 ) -> Agent:
-    """The agent that a table of a configuration describes.
+    """Makes the agent that a table of a configuration describes.
 
-    What the table does not name of prompt and budgets is as the agent was trained, where its policy says so.
+    Prompt and budgets that the table does not set are those with which the agent was trained, if its card says so.
 
     Args:
-        name: Of the agent.
+        name: The name of the agent.
         settings: Fields of `AgentSettings`.
-        tasks: Of the planner's environment; an agent is asked other questions.
-        retriever: Searched where the settings name none.
+        tasks: The tasks of the planner's environment; the agent itself is asked other questions.
+        retriever: The retriever to search if the settings name none.
 
     Raises:
-        UnknownName: no such field, tool or policy.
-        ConfigurationError: a value of another type or out of range.
+        UnknownName: there is no such field, tool or policy.
+        ConfigurationError: a value has the wrong type or is out of range.
     """
-    settings = _as_trained(settings.get("policy", EXTRACTIVE)) | dict(settings)
+    settings = _trained_settings(settings.get("policy", EXTRACTIVE)) | dict(settings)
     settings = {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
     made: AgentSettings = bind_options("agent", name, AgentSettings, settings)()
     own = _part_of(made.retriever or retriever, made.part)
@@ -206,7 +206,7 @@ def configured_agent(
         max_turns=made.max_turns,
         **bounds,
     )
-    policy, chat = _opened(made.policy)
+    policy, chat = _shared_policy(made.policy)
     context = min(made.context_tokens, getattr(policy, "context_tokens", made.context_tokens))
     config = RolloutConfig(
         context_tokens=context,
@@ -219,10 +219,10 @@ def configured_agent(
 
 
 def _part_of(retriever: Retriever | str, part: Sequence[int]) -> Retriever | str:
-    """The retriever, or the part of it that an agent searches.
+    """Returns the retriever, or the part of it that an agent searches.
 
     Raises:
-        ConfigurationError: not a number and how many there are, or no such part.
+        ConfigurationError: ``part`` is not an index with a number of parts, or there is no such part.
     """
     if not part:
         return retriever
@@ -237,7 +237,7 @@ def _part_of(retriever: Retriever | str, part: Sequence[int]) -> Retriever | str
 def _agents(
     given: Mapping[str, Any] | None, tasks: Sequence[Task], retriever: Retriever | str
 ) -> dict[str, Agent]:
-    """The agents that are given or configured; without any two that need no model."""
+    """Returns the given or configured agents; by default two that need no model."""
     if given is None:
         lower = LocalSearch(tasks=tasks, retriever=retriever, k=5, max_turns=1, observation_tokens=4000)
         return {name: extractive_agent(lower) for name in ("local", "web")}
@@ -249,19 +249,19 @@ def _agents(
 
 @dataclass(frozen=True)
 class AgentsTool:
-    """Asks every one of its agents the same question and shows the refined evidence."""
+    """Asks each of its agents the same question and shows the selected evidence."""
 
     agents: Mapping[str, Agent]
     refiner: Refiner
     format: PageFormat
 
     async def __call__(self, call: TagCall, state: HierarchicalState) -> ToolReply:
-        """The evidence and the answers of the agents.
+        """Returns the evidence and the answers of the agents.
 
         Raises:
-            EnvFault: an episode of an agent met an infrastructure failure.
+            EnvFault: an episode of an agent ended by an infrastructure failure.
         """
-        # in turn: an episode waits for one batch at a time
+        # One after another, because an episode may wait for only one batch at a time.
         asked = [(name, *await agent.ask(call.text, state.seed)) for name, agent in self.agents.items()]
         state.calls.append(call.tag)
         kept = self.refiner.of_all([(searches, answer or "") for _, searches, answer in asked])
@@ -270,13 +270,13 @@ class AgentsTool:
         ids = [[passage.id for passage in kept]]
         state.retrieved += ids
         evidence = format_passages(kept).strip()
-        # What the agents conclude survives where their evidence does not fit: it is the last part and the shortest.
+        # The agents' answers are the last and shortest part, so that they remain if the evidence does not fit.
         page = self.format.page(evidence, "".join(f"\n{answer}" for answer in answers))
         return ToolReply(page, ToolResult("search", ToolStatus.OK, call.text, data={"ids": ids}))
 
 
 class HierarchicalSearch(SearchEnv):
-    """A planner over search agents; the reward is token F1, or a little for an answer that tried them."""
+    """A planner that asks search agents; the reward is token F1, or a small one for trying all agents."""
 
     call_markers = ("<local_search_agent>", "<web_search_agent>", "<all_search_agent>")
     stop = (*(marker.replace("<", "</") for marker in call_markers), "</answer>")
@@ -301,28 +301,28 @@ class HierarchicalSearch(SearchEnv):
         retriever: Retriever | str | None = None,
         **options: Any,
     ) -> None:
-        """Builds an environment.
+        """Makes an environment.
 
         Args:
-            agents: By name: ``local`` and ``web``, or others that the prompt names; each an `Agent`, or a table with the
-                fields of `AgentSettings`. None makes two that need no model, both over ``retriever``, or over a small
-                FictionalWorld where none is given.
-            keep: Share of each search that refinement keeps for the thought before it.
-            keep_rest: Share of the rest of an agent's evidence that it keeps for the conclusions; None is ``keep``.
-            cut_again: Whether all agents' evidence together is cut once more; see `Refiner`.
-            local_first: Whether an early call of an agent whose name is not ``local`` costs `local_first_penalty`.
-            reranker: Judges evidence: ``overlap``, ``encoder:SPEC``, or a folder with a cross-encoder.
-            max_turns: Turns before the last one, in which only an answer counts.
-            scorer: Name of the scorer of answers.
-            frame: Tags between which a page stands, ``information`` or, as published, ``result``; the prompt names them.
-            prompt: Opening message; must hold ``{question}``.
-            tasks: Questions with answers; None takes those of that world.
-            retriever: What the default agents search, or its spec.
+            agents: The agents by name: ``local`` and ``web``, or others that the prompt names; each is an `Agent`, or a
+                table with the fields of `AgentSettings`. None makes two agents without a model, both over ``retriever``, or
+                over a small FictionalWorld if none is given.
+            keep: The share of each search that refinement keeps, by the thought before it.
+            keep_rest: The share of the rest of an agent's evidence that it keeps, by the conclusions; None uses ``keep``.
+            cut_again: Whether the evidence of all agents together is selected from again; see `Refiner`.
+            local_first: Whether an early call of an agent not named ``local`` costs the `local_first_penalty`.
+            reranker: Scores evidence: ``overlap``, ``encoder:SPEC``, or a folder with a cross-encoder.
+            max_turns: Number of turns before the last one, in which only an answer counts.
+            scorer: The name of the scorer of answers.
+            frame: The tags around a page: ``information`` or, as published, ``result``. The prompt names them.
+            prompt: The opening message. It must contain ``{question}``.
+            tasks: Questions with answers; None uses those of that world.
+            retriever: The retriever of the default agents, or its spec.
             **options: Further arguments of `SearchEnv`.
 
         Raises:
-            ConfigurationError: no agents, or a share out of range.
-            UnknownName: no such frame.
+            ConfigurationError: there are no agents, or a share is out of range.
+            UnknownName: there is no such frame.
         """
         tasks, retriever = on_small_world(tasks, retriever)
         super().__init__(tasks=tasks, retriever=retriever, max_turns=max_turns, scorer=scorer, **options)
@@ -339,9 +339,9 @@ class HierarchicalSearch(SearchEnv):
         self.parts = hierarchical_parts(self, opening, tools, tuple(tools), far)
 
     def expert(self) -> Sequence[str] | None:
-        """Thinks and asks for every hop where the task carries its path, then answers.
+        """Thinks, and asks an agent for every hop, if the task has its path; then answers.
 
-        The web agent is asked only for what the local one did not find.
+        The web agent is asked only for what the local agent did not find.
         """
         (twin,) = self.fork()
         task = self.state.task

@@ -1,9 +1,9 @@
-r"""``agentenv/HybridSearch-v0``: queries side by side between tokens of their own (HybridDeepSearcher, Ko et al. 2025).
+r"""``agentenv/HybridSearch-v0``: parallel queries between special tokens (HybridDeepSearcher, Ko et al. 2025).
 
-Several queries stand between ``<|begin_search_queries|>`` and ``<|end_search_queries|>``, and what they find comes back
-between ``<|begin_search_results|>`` and ``<|end_search_results|>``. A text without them is the end, and its last
-``\boxed{...}`` is the answer. Where there is none, or the searches are spent, the environment opens the box itself and
-the policy completes it. Use the inline format, so that the policy goes on where the environment stopped.
+Queries are written between ``<|begin_search_queries|>`` and ``<|end_search_queries|>``, and their results are returned
+between ``<|begin_search_results|>`` and ``<|end_search_results|>``. A text without queries ends the episode, and its last
+``\boxed{...}`` is the answer. Without one, or once the searches are used up, the environment itself opens the box, and the
+policy completes it. Use the inline format, so that the policy continues where the environment stopped.
 """
 
 import re
@@ -23,7 +23,7 @@ from agentenv.envs.search.search_tools import SearchTool, answered
 BEGIN_QUERIES, END_QUERIES = "<|begin_search_queries|>", "<|end_search_queries|>"
 BEGIN_RESULTS, END_RESULTS = "<|begin_search_results|>", "<|end_search_results|>"
 FINAL = "\n</think>\n\n**Final Answer:**\n\\boxed{"
-"""What the environment writes where an answer is due."""
+"""The text that the environment writes to force an answer."""
 
 PROMPT = """\
 Find the answer to the question below with a search engine.
@@ -41,19 +41,19 @@ Question: {question}
 _BOX = "\\boxed{"
 _BRACES = re.compile(r"\\boxed\{|[{}]")
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
-_TOGETHER = 8
-"""Most queries that the expert asks in one turn."""
+_MOST_QUERIES = 8
+"""The largest number of queries in one turn of the expert."""
 
 
 def results(body: str) -> str:
-    """A page of results: its tokens around it, and the beginning of the next thought."""
+    """Puts the result tokens around a page, followed by the beginning of the next thought."""
     return f"\n\n{BEGIN_RESULTS}\n{body.strip()}\n{END_RESULTS}\n\n<think>\n"
 
 
 def queries_in(action: str) -> list[str] | None:
-    """The queries of ``action``, one a line, or parted by ";" in a single line; None where it asks for no search.
+    """Returns the queries of ``action``: one per line, or separated by ";" on a single line; None without a search.
 
-    As published, several tokens that begin queries count as none.
+    As published, an action with several tokens that begin queries counts as none.
     """
     if action.count(BEGIN_QUERIES) != 1:
         return None
@@ -66,7 +66,7 @@ def queries_in(action: str) -> list[str] | None:
 
 
 def boxed_answer(action: str) -> str | None:
-    r"""The content of the last ``\boxed{...}`` in ``action``, without ``\text``; None where no box is closed."""
+    r"""Returns the content of the last ``\boxed{...}`` in ``action``, without ``\text``; None without a closed box."""
     opened: list[re.Match[str]] = []
     last: tuple[int, int] | None = None
     for brace in _BRACES.finditer(action):
@@ -78,7 +78,7 @@ def boxed_answer(action: str) -> str | None:
 
 
 def completed(text: str) -> str | None:
-    r"""What ``text`` puts into a box that is open, without ``\text``; None where it does not close it."""
+    r"""Returns what ``text`` writes into an open box, without ``\text``; None if it does not close the box."""
     depth = 1
     for brace in _BRACES.finditer(text):
         depth += -1 if brace[0] == "}" else 1
@@ -88,7 +88,7 @@ def completed(text: str) -> str | None:
 
 
 def read_action(action: str) -> TagCall:
-    """What ``action`` asks for: a search, or else the end."""
+    """Parses ``action`` as a search, or otherwise as the end of the episode."""
     queries = queries_in(action)
     if queries is None:
         return TagCall("answer", boxed_answer(action) or "", action, "")
@@ -96,12 +96,12 @@ def read_action(action: str) -> TagCall:
 
 
 def is_due(state: SearchState) -> bool:
-    """Whether the environment has opened the box of the answer."""
+    """Whether the environment has opened the box for the answer."""
     return bool(state.record) and state.last.page == FINAL
 
 
 async def end_with_box(call: TagCall, state: SearchState) -> ToolReply:
-    """Ends the episode with the boxed answer, or opens the box once."""
+    """Ends the episode with the boxed answer; without one, opens the box once."""
     answer = boxed_answer(call.action)
     if answer is None and is_due(state):
         inside = completed(call.action)
@@ -110,23 +110,23 @@ async def end_with_box(call: TagCall, state: SearchState) -> ToolReply:
 
 
 def opened() -> ToolReply:
-    """The beginning of the answer, which the policy completes."""
+    """Returns the beginning of the answer, which the policy completes."""
     return ToolReply(FINAL, ToolResult("final_answer", ToolStatus.OK, data={"ids": ()}))
 
 
 @dataclass(frozen=True)
 class BoundedSearch:
-    """Searches, and opens the box of the answer where the searches are spent."""
+    """Searches, and opens the box for the answer once the searches are used up."""
 
     search: SearchTool
     most: int
-    """Turns that may search."""
+    """Number of turns that may search."""
 
     async def __call__(self, call: TagCall, state: SearchState) -> ToolReply:
-        """The page of what is found, or the beginning of the answer.
+        """Returns the page of results, or the beginning of the answer.
 
         Raises:
-            RetrieverFault: the search failed; this is never the policy's doing.
+            RetrieverFault: the search failed; the policy cannot cause this.
         """
         if is_due(state):
             return ToolReply(end=EndReason.TURN_LIMIT, info={"answer": None})
@@ -134,7 +134,7 @@ class BoundedSearch:
 
 
 class HybridSearch(SearchEnv):
-    """Parallel queries between tokens of their own, and a boxed answer, forced at the end; the reward is its score."""
+    """Parallel queries between special tokens, and a boxed answer that is forced at the end; its score is the reward."""
 
     call_markers = (BEGIN_QUERIES,)
     stop = (END_QUERIES,)
@@ -151,26 +151,27 @@ class HybridSearch(SearchEnv):
         prompt: str = PROMPT,
         **options: Any,
     ) -> None:
-        """Builds an environment over a corpus.
+        """Makes an environment over a corpus.
 
         Args:
-            k: Passages a query; 10 on BrowseComp, as published.
-            max_turns: Turns that may search; after them the answer is forced, which takes one more.
-            observation_tokens: Bound of one observation; its body is cut so that both tokens survive.
-            repeat_notice: Whether a query that the episode has asked before is answered with a notice.
-            summarizer: Summarises the pages of each query in place of its passages: ``openai:MODEL@URL`` or
-                ``hf:PATH`` is a language model, as published, ``extractive`` takes the sentence of each page that is most
-                like the query; empty shows the passages.
-            prompt: Opening message; must hold ``{question}``.
+            k: Number of passages per query; 10 on BrowseComp, as published.
+            max_turns: Number of turns that may search. After them the answer is forced, which takes one more turn.
+            observation_tokens: Largest size of one observation. Its body is cut such that both tokens remain.
+            repeat_notice: Whether a repeated query of the episode is answered with a notice.
+            summarizer: Summarises the pages of each query instead of showing its passages: ``openai:MODEL@URL`` or
+                ``hf:PATH`` is a language model, as published; ``extractive`` takes the sentence of each page that is most
+                similar to the query; empty shows the passages.
+            prompt: The opening message. It must contain ``{question}``.
             **options: Further arguments of `SearchEnv`.
 
         Raises:
-            ConfigurationError: no ``{question}`` in the prompt, a bound below 1, or no such address of a summariser.
-            UnknownName: no such kind of summariser.
+            ConfigurationError: the prompt lacks ``{question}``, a limit is below 1, or the summariser's address is not
+                valid.
+            UnknownName: there is no such kind of summariser.
         """
         super().__init__(
             k=k,
-            max_turns=max_turns + 1,  # the last of them opens the box
+            max_turns=max_turns + 1,  # the last one opens the box
             observation_tokens=observation_tokens,
             repeat_notice=repeat_notice,
             **options,
@@ -191,14 +192,16 @@ class HybridSearch(SearchEnv):
         )
 
     def expert(self) -> Sequence[str] | None:
-        """One turn for all queries that do not wait for each other, where the task carries its path; then the answer."""
+        """Searches in one turn for all queries that do not depend on each other, if the task has its path; then answers."""
         task = self.state.task
-        turns = as_turns(task.data.get("path", ()), self.search.queries or _TOGETHER)[: self.max_turns - 1]
+        turns = as_turns(task.data.get("path", ()), self.search.queries or _MOST_QUERIES)[
+            : self.max_turns - 1
+        ]
         searches = [f"{BEGIN_QUERIES}\n" + ";\n".join(queries) + f"\n{END_QUERIES}" for queries in turns]
         return (*searches, f"{_BOX}{task.answers[0]}}}")
 
     def expert_gives_up(self) -> str | None:
-        """An empty box where `SearchEnv` would give an empty answer; of summaries, where no page holds an answer."""
+        """Returns an empty box instead of the empty answer of `SearchEnv`; with summaries, if no page contains an answer."""
         if not self.summarizer:
             return None if super().expert_gives_up() is None else f"{_BOX}}}"
         state = self.state

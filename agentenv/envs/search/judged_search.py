@@ -1,12 +1,12 @@
-"""``agentenv/JudgedSearch-v0``: the policy judges what it found before it goes on (ReSeek).
+"""``agentenv/JudgedSearch-v0``: the policy judges each page that it finds (ReSeek).
 
-After each page the next action may say ``<judge>yes</judge>`` or ``<judge>no</judge>`` beside its own block. A reranker
-knows whether the page holds what is looked for; agreeing with it is rewarded at once. That a page judged useless leaves the
-policy's context is the rollout strategy ``judge``.
+After each page, the next action may contain ``<judge>yes</judge>`` or ``<judge>no</judge>`` in addition to its own block. A
+reranker decides whether the page is useful, and agreement with it is rewarded at once. The rollout strategy ``judge``
+removes pages judged useless from the policy's context.
 
-As published, the rewards of the verdicts are summed. A sum can be farmed: searches for nonsense, each judged useless, earn
-more than a right answer, and the paper has no bound. The default is therefore their mean over the pages (`verdict_mean`),
-and an episode that gives no answer is worth less than any that does.
+As published, the rewards of the verdicts are summed. A sum can be hacked: nonsense searches, each judged useless, earn more
+than a right answer, and the paper has no limit. The default is therefore the mean over the pages (`verdict_mean`), and an
+episode without an answer is worth less than any with an answer.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ AGAIN_PROMPT = PROMPT.replace(
     "if it does not and shall be left out. Search again as often as you need.",
     "if it does not; then you have to search again before you answer. Search as often as you need.",
 )
-"""The message of version 3 of the paper, in which a useless page stays and another search is due."""
+"""The message of version 3 of the paper, in which a useless page stays and another search is required."""
 
 AGAIN = """
 I judged the last result useless, so I have to search again before I answer.
@@ -50,16 +50,16 @@ I judged the last result useless, so I have to search again before I answer.
 
 @dataclass(frozen=True)
 class VerdictCheck:
-    """Compares a verdict on the latest page with what a reranker says of it."""
+    """Compares the policy's verdict on the latest page with that of a reranker."""
 
     reranker: Reranker
     threshold: float
-    """A page that scores more is useful."""
+    """A page with a higher score is useful."""
 
     async def __call__(self, action: str, state: SearchState) -> dict[str, bool | float]:
-        """``judged_useful`` and ``judged_right``, where the turn before has searched and ``action`` says yes or no.
+        """Returns ``judged_useful`` and ``judged_right`` if the previous turn searched and ``action`` contains a verdict.
 
-        ``verdicts_right`` is the share of right verdicts of the episode so far, once there is one.
+        ``verdicts_right`` is the share of right verdicts in the episode so far, once there is one.
         """
         page, said = searched_page(state), verdict_in(action)
         right = [turn.info["judged_right"] for turn in state.record if "judged_right" in turn.info]
@@ -70,7 +70,7 @@ class VerdictCheck:
         return found | ({"verdicts_right": fmean(right)} if right else {})
 
     async def is_useful(self, page: str, answers: Sequence[str]) -> bool:
-        """Whether the reranker scores ``page`` above the threshold for one of ``answers``."""
+        """Whether the reranker's score of ``page`` exceeds the threshold for one of ``answers``."""
         pairs = [(answer, page) for answer in answers]
         scores: Sequence[float] = await asyncio.to_thread(self.reranker.score, pairs)
         return max(scores) > self.threshold
@@ -78,26 +78,26 @@ class VerdictCheck:
 
 @dataclass(frozen=True)
 class SubmitAfterUse:
-    """Takes an answer, unless the latest page was judged useless and there are turns to search again (version 3)."""
+    """Accepts an answer, unless the latest page was judged useless and turns for another search are left (version 3)."""
 
     most: int
-    """Turns before the last one, in which an answer is taken whatever was judged."""
+    """Number of turns before the last one, in which an answer is always accepted."""
 
     async def __call__(self, call: TagCall, state: SearchState) -> ToolReply:
-        """The end of the episode, or what has to be done before it."""
+        """Returns the end of the episode, or a request to search again."""
         if state.turns < self.most and is_judged_useless(state, call.action):
             return ToolReply(AGAIN, ToolResult("none", ToolStatus.FORMAT_ERROR, error_class="useless page"))
         return await submit_answer(call, state)
 
 
 def verdict_in(action: str) -> bool | None:
-    """Whether ``action`` says that the page before it is useful; None where it says neither."""
+    """Returns the verdict of ``action`` on the page before it: whether it is useful; None without a verdict."""
     block = earliest_block(action, ("judge",))
     return {"yes": True, "no": False}.get(block.content.lower()) if block else None
 
 
 def is_judged_useless(state: SearchState, action: str) -> bool:
-    """Whether the latest page that was searched was judged useless, by the turn after it or now by ``action``."""
+    """Whether the latest searched page was judged useless, by the turn after it or by ``action``."""
     searched = [place for place, turn in enumerate(state.record) if has_searched(turn)]
     if not searched:
         return False
@@ -107,29 +107,29 @@ def is_judged_useless(state: SearchState, action: str) -> bool:
 
 
 def searched_page(state: SearchState) -> str:
-    """The page that the latest turn searched; empty where it did something else."""
+    """Returns the page that the latest turn searched; empty if it did something else."""
     return state.last.page if state.record and has_searched(state.last) else ""
 
 
 def has_searched(turn: ToolReply) -> bool:
-    """Whether a turn showed the page of a search."""
+    """Whether a turn showed results of a search."""
     return turn.result is not None and turn.result.name == "search"
 
 
 def verdict_reward(said_useful: bool, right: bool, unit: float, false_yes: float = 2.0) -> float:
-    """ReSeek: one unit for a verdict that is right, -1 for a useful page judged useless, ``-false_yes`` for the reverse.
+    """ReSeek: one unit for a right verdict, -1 for a useful page judged useless, ``-false_yes`` for the reverse.
 
     Args:
-        said_useful: What the verdict says of the page.
+        said_useful: The policy's verdict on the page.
         right: Whether the reranker agrees.
-        unit: What a right verdict is worth.
-        false_yes: Units that a useless page judged useful costs: 2 in version 3 of the paper, 1 in version 1.
+        unit: The reward of a right verdict.
+        false_yes: The cost in units of a useless page judged useful: 2 in version 3 of the paper, 1 in version 1.
     """
     return unit if right else -false_yes * unit if said_useful else -unit
 
 
 def verdicts_of(record: Sequence[ToolReply], unit: float, false_yes: float = 2.0) -> list[float | None]:
-    """The reward of the verdict on each page that a later action of ``record`` could judge; None where it did not."""
+    """Returns the reward of the verdict on each page that a later action could judge; None without a verdict."""
     return [
         verdict_reward(after.info["judged_useful"], after.info["judged_right"], unit, false_yes)
         if "judged_right" in after.info
@@ -140,16 +140,16 @@ def verdicts_of(record: Sequence[ToolReply], unit: float, false_yes: float = 2.0
 
 
 def verdict_sum(verdicts: Sequence[float | None], *, discount: float = 1.0) -> float:
-    """ReSeek, as published: the sum of discount^(t - 1) r_t over the pages, where one without a verdict adds 0.
+    """ReSeek, as published: the sum of discount^(t - 1) r_t over the pages; a page without a verdict adds 0.
 
-    t counts searches, so a page without a verdict discounts those after it as well. The paper names no discount. With 1,
-    four pages of nonsense judged useless are worth 1.2.
+    t counts searches, so a page without a verdict also discounts the pages after it. The paper names no discount. With 1,
+    four nonsense pages judged useless are worth 1.2.
     """
     return sum(discount**t * (reward or 0.0) for t, reward in enumerate(verdicts))
 
 
 def verdict_mean(verdicts: Sequence[float | None]) -> float:
-    """Ours: the mean over all pages, 0 for one without a verdict, so that further pages cannot raise it above one unit."""
+    """Returns the mean over all pages, with 0 for a page without a verdict, so that more pages cannot exceed one unit."""
     return sum(reward or 0.0 for reward in verdicts) / max(1, len(verdicts))
 
 
@@ -161,11 +161,11 @@ def judged_reward(
     total: Callable[[Sequence[float | None]], float],
     false_yes: float = 2.0,
 ) -> dict[str, float]:
-    """The reward of the answer, and by how much the latest turn changed ``total``, so that an episode earns ``total``.
+    """Returns the reward of the answer, and the change of ``total`` by the latest turn, so that the sum is ``total``.
 
-    Under `verdict_mean` an episode that ends without an answer is worth one unit less than the worst mean instead: -3 units
-    where a false yes costs 2. So silence is worth less than any answer, and a wrong answer (1 unit at most) less than a
-    right one (1 - 2 units at least) as long as the unit is below a third.
+    With `verdict_mean`, an episode without an answer gets one unit less than the worst possible mean: -3 units if a false
+    yes costs 2. So no answer is worth less than any answer, and a wrong answer (1 unit at most) is worth less than a right
+    one (1 - 2 units at least) if the unit is below a third.
     """
     *before, _ = state.record
     now = total(verdicts_of(state.record, unit, false_yes))
@@ -175,11 +175,11 @@ def judged_reward(
 
 
 TOTALS: Mapping[str, Callable[[Sequence[float | None]], float]] = {"mean": verdict_mean, "sum": verdict_sum}
-"""What the verdicts of an episode are worth together, by name."""
+"""How the verdicts of an episode are combined, by name."""
 
 
 class JudgedSearch(LocalSearch):
-    """`LocalSearch` in which each page may be judged once, in the action after it."""
+    """`LocalSearch` with a verdict on each page in the next action."""
 
     reward_options = LocalSearch.reward_options | {"judge_reward", "false_yes", "verdicts", "discount"}
 
@@ -196,26 +196,28 @@ class JudgedSearch(LocalSearch):
         prompt: str | None = None,
         **options: Any,
     ) -> None:
-        """Builds an environment.
+        """Makes an environment.
 
         Args:
-            reranker: Scores a page against the accepted answers; ``overlap`` is the share of an answer's words in it,
-                without punctuation, wherever they stand; a folder holds a cross-encoder.
-            threshold: A page that scores more is useful.
-            judge_reward: Reward of a verdict that agrees; a useful page judged useless costs as much.
-            false_yes: How many times as much a useless page judged useful costs: 2 in version 3 of the paper, 1 in
-                version 1.
-            verdicts: What the verdicts of an episode are worth together: their ``mean`` over the pages, or their ``sum`` as
-                published, which searches for nonsense can farm.
-            discount: Factor of the sum for each further search; of no use to the mean.
-            search_again: Whether an answer is refused after a page that was judged useless, until another search is made
+            reranker: Scores a page against the accepted answers. ``overlap`` is the share of an answer's words in the page,
+                without punctuation and in any order; a folder contains a cross-encoder.
+            threshold: A page with a higher score is useful.
+            judge_reward: The reward of a verdict that agrees with the reranker, and the cost of judging a useful page
+                useless.
+            false_yes: The cost of judging a useless page useful, as a multiple of ``judge_reward``: 2 in version 3 of the
+                paper, 1 in version 1.
+            verdicts: How the verdicts of an episode are combined: their ``mean`` over the pages or, as published, their
+                ``sum``, which nonsense searches can hack.
+            discount: The factor of the sum for each further search; not used by the mean.
+            search_again: Whether an answer is refused after a page that was judged useless until there is another search
                 (version 3 of the paper, with ``drop = "mark"`` of the strategy).
-            prompt: Opening message; must hold ``{question}``. None is ``PROMPT``, or ``AGAIN_PROMPT`` with ``search_again``.
+            prompt: The opening message. It must contain ``{question}``. None is ``PROMPT``, or ``AGAIN_PROMPT`` with
+                ``search_again``.
             **options: Further arguments of `LocalSearch`.
 
         Raises:
-            ConfigurationError: no such reranker, or a false yes that costs less than nothing.
-            UnknownName: no such total of verdicts.
+            ConfigurationError: there is no such reranker, or ``false_yes`` is below 0.
+            UnknownName: there is no such combination of verdicts.
         """
         usual = AGAIN_PROMPT if search_again else PROMPT
         super().__init__(prompt=usual if prompt is None else prompt, **options)
@@ -233,7 +235,7 @@ class JudgedSearch(LocalSearch):
             self.parts,
             submit=SubmitAfterUse(self.max_turns) if search_again else submit_answer,
             beside=self.judge,
-            native=None,  # a verdict stands beside an action, which a call has no place for
+            native=None,  # a native call has no place for the verdict beside the action
             reward=partial(
                 judged_reward, answer=self.answer_reward, unit=judge_reward, total=total, false_yes=false_yes
             ),
@@ -241,11 +243,11 @@ class JudgedSearch(LocalSearch):
 
     @classmethod
     def default_prompt(cls, options: Mapping[str, Any], *, native: bool = False) -> str | None:
-        """None: the message is its own under every outcome."""
+        """Returns None, because the environment has the same message for every outcome."""
         return None
 
     def expert(self) -> Sequence[str] | None:
-        """As `LocalSearch`, with the verdict on each page in the action after it, unless its answer would be refused."""
+        """Like `LocalSearch`, with the verdict on each page in the next action, unless its answer would be refused."""
         (twin,) = self.fork()
         answers = self.state.task.answers
         actions: list[str] = []

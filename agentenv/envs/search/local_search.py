@@ -1,8 +1,8 @@
 """``agentenv/LocalSearch-v0``: answer a question by searching a corpus, reading and answering (Search-R1 family).
 
-One action is one chunk of text. Its earliest complete block decides: ``<search>`` runs each of its lines as a query,
-``<read>`` shows a passage whole, ``<answer>`` ends the episode. Anything else gets a corrective observation and costs a
-turn. After ``max_turns`` turns one last action is left, which must be an answer.
+Of each action, the first complete block counts: ``<search>`` runs each of its lines as a query, ``<read>`` shows a whole
+passage, ``<answer>`` ends the episode. Anything else is answered with a correction and costs a turn. After ``max_turns``
+turns there is one last action, which must be an answer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,11 +16,11 @@ from agentenv.envs.search.search_tools import ReadTool, TagParser
 
 TAGS = ("search", "read", "answer")
 FRUGAL = "knowledge_boundary"
-"""The outcome that pays for searches that are left out, of which its opening message speaks."""
+"""The outcome that rewards fewer searches; its opening message says so."""
 UNSURE, SURE = "I look it up.", "I know it."
-"""What an expert thinks before it searches, and before it answers."""
+"""The expert's thoughts before a search and before the answer."""
 STOP = tuple(f"</{tag}>" for tag in TAGS)
-"""Stop strings for the engine: nothing after the deciding block is sampled."""
+"""Stop strings for the engine: nothing is sampled after the first block."""
 
 PROMPT = """\
 Find the answer to the question below.
@@ -52,7 +52,7 @@ Without a search:
 Fewer searches are better, and each is for one fact.
 Question: {question}
 """
-"""IKEA's message in other words: its reward pays for every search that is left out."""
+"""A paraphrase of IKEA's message, whose reward is higher with fewer searches."""
 
 NATIVE_KNOWLEDGE_PROMPT = """\
 Answer the question below from what you know. Look a fact up with the tools only where there is a clear gap in it: fewer \
@@ -62,23 +62,23 @@ Question: {question}
 
 
 class LocalSearch(SearchEnv):
-    """Search, read, answer; the reward is the score of the answer, and on demand one for the turn that shows it first."""
+    """Search, read and answer; the reward is the answer's score, optionally with one for the turn that first shows it."""
 
     call_markers: ClassVar[tuple[str, ...]] = ("<search>", "<read>")
     stop: ClassVar[tuple[str, ...]] = STOP
 
     def __init__(self, *, prompt: str | None = None, outcome: str = "answer", **options: Any) -> None:
-        """Builds an environment over a corpus.
+        """Makes an environment over a corpus.
 
         Args:
-            prompt: Opening message; must hold ``{question}``. None is ``PROMPT``, or ``KNOWLEDGE_PROMPT`` where the outcome
-                is ``knowledge_boundary``, which pays for searches that are left out.
+            prompt: The opening message. It must contain ``{question}``. None is ``PROMPT``, or ``KNOWLEDGE_PROMPT`` if the
+                outcome is ``knowledge_boundary``, which rewards fewer searches.
             outcome: As in `SearchEnv`.
             **options: Those of `SearchEnv`.
 
         Raises:
-            ConfigurationError: no ``{question}`` in the prompt, or a bound below 1.
-            UnknownName: no such outcome.
+            ConfigurationError: the prompt lacks ``{question}``, or a limit is below 1.
+            UnknownName: there is no such outcome.
         """
         super().__init__(outcome=outcome, **options)
         frugal = outcome == FRUGAL
@@ -96,16 +96,16 @@ class LocalSearch(SearchEnv):
 
     @classmethod
     def default_prompt(cls, options: Mapping[str, Any], *, native: bool = False) -> str | None:
-        """The message that asks for few searches, where the outcome pays for that (IKEA)."""
+        """Returns the message that asks for few searches, if the outcome rewards that (IKEA)."""
         if options.get("outcome") != FRUGAL:
             return None
         return NATIVE_KNOWLEDGE_PROMPT if native else KNOWLEDGE_PROMPT
 
     def expert(self) -> Sequence[str] | None:
-        """One search a hop where the task carries its path, then the first accepted answer.
+        """Searches once per hop, if the task has its path, and then gives the first accepted answer.
 
-        Where ``queries`` names more than one a turn, those that do not wait for each other's answers go together. Each
-        action begins with a thought where the outcome asks for one.
+        If ``queries`` allows several per turn, queries that do not depend on each other's answers go together. Each action
+        begins with a thought if the outcome requires one.
         """
         task = self.state.task
         together = as_turns(task.data.get("path", ()), self.search.queries or 1)
@@ -117,9 +117,9 @@ class LocalSearch(SearchEnv):
 
 
 def as_turns(path: Sequence[Mapping[str, Any]], most: int) -> list[list[str]]:
-    """The queries of a path of hops in turns of at most ``most``: one waits for an answer that stands in it."""
+    """Groups the queries of a path of hops into turns of at most ``most``; a query waits for an answer that it contains."""
     turns: list[list[str]] = []
-    known: list[str] = []  # answers of the present turn
+    known: list[str] = []  # answers found in the present turn
     for hop in path:
         waits = any(answer in hop["query"] for answer in known)
         if turns and not waits and len(turns[-1]) < most:

@@ -1,11 +1,11 @@
-"""``agentenv/LongSearch-v0``: many turns of searching and of reading whole pages, part by part (ASearcher).
+"""``agentenv/LongSearch-v0``: many turns of searching and of reading whole pages part by part (ASearcher).
 
-``<search>`` shows documents with their addresses, ``<access>`` the first part of the page at an address and, asked again,
-the part after it. The reward is that of the answer where every action is well formed. A share of the tasks says that the
-question can be answered; there an answer that doubts the question costs .5. With ``kept_chars`` a part is read once: after
-the turn that sees it whole, the context is written anew with its beginning alone; with ``history_chars`` the context holds
-the end of the history alone. With ``reads_on`` the parts of a page come one after the other, each to a thought of its own.
-After ``force_documents`` documents or ``force_turns`` turns nothing but an answer is taken.
+``<search>`` shows documents with their addresses. ``<access>`` shows the first part of the page at an address, and the next
+part each time it is repeated. The reward is that of the answer if every action is well formed. Some of the tasks state that
+the question can be answered; there, an answer that doubts the question costs .5. With ``kept_chars``, each part is shown in
+full only once: after the turn that sees it, the context is replaced by one with only its beginning. With ``history_chars``,
+the context contains only the end of the history. With ``reads_on``, the parts of a page are shown one after another, each
+followed by a thought. After ``force_documents`` documents or ``force_turns`` turns, only an answer is accepted.
 """
 
 import hashlib
@@ -49,7 +49,7 @@ Question: {question}
 DOUBTFUL = "If the question itself is not valid, you may say so in the answer."
 CERTAIN = "The question can be answered. If you are not certain, answer with your best guess."
 FORCED = "Nothing more can be searched or read. Answer now from what you know, with your best guess."
-"""What is shown once an episode has used up its documents or turns."""
+"""Shown once an episode has used up its documents or turns."""
 TAGS = ("search", "access", "answer")
 
 _DOUBTS = re.compile(r"\b(?:questions?|in?valid|valid|in?appropriate|appropriate)\b", re.IGNORECASE)
@@ -60,14 +60,14 @@ class LongState(SearchState):
     """All that changes within an episode."""
 
     parts: dict[str, int] = field(default_factory=dict)
-    """How many parts of each page were shown."""
+    """Number of parts of each page that were shown."""
 
 
 def is_well_formed(actions: Sequence[str]) -> bool:
-    """ASearcher's format gate, over what the policy wrote in each turn.
+    """Whether the policy's turns have ASearcher's format.
 
-    Every action tag is closed as often as it is opened, a turn holds one action and one end of a thought at most, and no
-    role is named ("Assistant", "assistant"), which is how a model that runs on writes the next turn itself.
+    Every action tag is closed as often as it is opened. A turn has at most one action and at most one end of a thought. No
+    role is named ("Assistant", "assistant"), as happens when a model continues with the next turn itself.
     """
     return all(
         is_one_action(action, TAGS)
@@ -79,14 +79,14 @@ def is_well_formed(actions: Sequence[str]) -> bool:
 
 
 def holds_doubt(answer: str, accepted: Sequence[str]) -> bool:
-    """ASearcher as published: whether "question", "appropriate" or "valid" stands anywhere in ``answer``."""
+    """ASearcher as published: whether ``answer`` contains "question", "appropriate" or "valid" anywhere."""
     return any(word in answer.lower() for word in ("question", "appropriate", "valid"))
 
 
 def doubts_question(answer: str, accepted: Sequence[str]) -> bool:
-    """Whether an answer speaks of a question, of validity or of appropriateness instead of answering.
+    """Whether an answer talks about the question, its validity or appropriateness instead of answering.
 
-    As `holds_doubt`, but only whole words count, and none that an accepted answer holds too.
+    Like `holds_doubt`, but only whole words count, and none that an accepted answer contains too.
     """
     known = {word.lower() for text in accepted for word in _DOUBTS.findall(text)}
     return any(word.lower() not in known for word in _DOUBTS.findall(answer))
@@ -96,13 +96,13 @@ DOUBTS: Mapping[str, Callable[[str, Sequence[str]], bool]] = {
     "words": doubts_question,
     "substring": holds_doubt,
 }
-"""What counts as a doubt about the question, by name."""
+"""Definitions of a doubt about the question, by name."""
 SEARCH_CHARS = 5000
-"""Most characters of a document that a search shows, as published."""
+"""Largest number of characters of a document in search results, as published."""
 
 
 def augmented_score(state: SearchState, scorer: Scorer) -> float:
-    """ASearcher: .7 s + .3 max(s, s') with the score s' against ``data["augmented_answers"]`` where the task has them."""
+    """ASearcher: .7 s + .3 max(s, s'), with the score s' against ``data["augmented_answers"]`` if the task has them."""
     score, further = score_of(state, scorer), state.task.data.get("augmented_answers")
     if state.answer is None or not further:
         return score
@@ -110,21 +110,21 @@ def augmented_score(state: SearchState, scorer: Scorer) -> float:
 
 
 def is_certain(task: Task, share: float) -> bool:
-    """Whether ``task`` is one of the ``share`` of all tasks that are said to have an answer, drawn by its id."""
+    """Whether ``task`` belongs to the ``share`` of tasks that are stated to have an answer, drawn by its id."""
     digest = hashlib.sha256(task.id.encode()).digest()
     return int.from_bytes(digest[:8]) < share * 2**64
 
 
 @dataclass(frozen=True)
 class LongOpening:
-    """The opening message of a task, which says whether its question may be doubted."""
+    """The opening message of a task, which states whether its question may be doubted."""
 
     template: str
     share: float
     """Share of the tasks whose question may not be doubted."""
 
     def __call__(self, task: Task) -> str:
-        """The template with the question of ``task`` and one of the two sentences before it."""
+        """Returns the template with the question of ``task``, preceded by one of the two statements."""
         sentence = CERTAIN if is_certain(task, self.share) else DOUBTFUL
         return QuestionPrompt(self.template.replace("Question:", f"{sentence}\nQuestion:"))(task)
 
@@ -137,10 +137,10 @@ def long_reward(
     doubt_penalty: float,
     doubts: Callable[[str, Sequence[str]], bool] = doubts_question,
 ) -> dict[str, float]:
-    """ASearcher (Gao et al. 2025): the reward of the answer times 0 where an action is not well formed, else times 1.
+    """ASearcher (Gao et al. 2025): the reward of the answer, multiplied by 0 if an action is not well formed.
 
-    Where the task says that its question can be answered, an answer that doubts it earns ``-doubt_penalty`` whatever its
-    form. A part below 0 is kept, so that a malformed turn is no way out of it.
+    If the task states that its question can be answered, an answer that doubts it costs ``-doubt_penalty`` whatever its
+    format. Negative parts are kept, so that a malformed turn cannot avoid the penalty.
     """
     ends = state.last.end is not None
     if ends and state.answer and certain(state.task) and doubts(state.answer, state.task.answers):
@@ -151,19 +151,19 @@ def long_reward(
 
 @dataclass(frozen=True)
 class AccessTool:
-    """Shows the page at an address part by part: from the corpus or its server, else what searches have shown."""
+    """Shows the page at an address part by part, from the corpus or its server, or else from what searches have shown."""
 
     retriever: Retriever
     format: PageFormat
     part_chars: int
-    """Most characters of a part."""
+    """Largest number of characters of a part."""
     most_parts: int
-    """Most parts of a page."""
+    """Largest number of parts of a page."""
     pages: Pages | None
-    """The pages of the corpus, where it is in this process."""
+    """The pages of the corpus, if it is in this process."""
 
     async def __call__(self, call: TagCall, state: LongState) -> ToolReply:
-        """The next part of the page at the address that is asked for.
+        """Returns the next part of the page at the address in the call.
 
         Raises:
             RetrieverFault: the server of the corpus failed.
@@ -177,11 +177,11 @@ class AccessTool:
             result = ToolResult("access", ToolStatus.ERROR, address, error)
             return ToolReply(self.format.page(f"{why} {address!r}."), result)
         state.parts[address] = shown + 1
-        body = _headed(shown + 1, len(parts), address) + parts[shown]
+        body = _part_heading(shown + 1, len(parts), address) + parts[shown]
         return ToolReply(self.format.page(body), ToolResult("access", ToolStatus.OK, address))
 
     async def has_more(self, address: str, state: LongState) -> bool:
-        """Whether a part of the page at ``address`` was not shown yet.
+        """Whether the page at ``address`` has a part that was not shown yet.
 
         Raises:
             RetrieverFault: the server of the corpus failed.
@@ -190,8 +190,8 @@ class AccessTool:
         return state.parts.get(address, 0) < len(parts)
 
     def parts_of(self, address: str, page: str) -> list[str]:
-        """The page in parts, nothing between them lost, each of which fits where an observation holds head and a word."""
-        longest = _headed(self.most_parts, self.most_parts, address)
+        """Splits the page into parts without gaps, each of which fits into an observation with a heading and one word."""
+        longest = _part_heading(self.most_parts, self.most_parts, address)
         parts: list[str] = []
         while page and len(parts) < self.most_parts:
             chunk = page[: self.part_chars]
@@ -211,17 +211,17 @@ class AccessTool:
 
 @dataclass(frozen=True)
 class Forcing:
-    """A tool that says after its last use, and in the place of any further one, that an answer is due.
+    """A tool that demands an answer after its last permitted use, and instead of any further one.
 
     Raises:
-        ConfigurationError: a number below 1.
+        ConfigurationError: a limit is below 1.
     """
 
     tool: ToolFunction
     documents: int | None
-    """Shown by searches and pages, each counted once, after which an answer is due; None never asks for one."""
+    """Number of documents shown by searches and pages, each counted once, after which an answer is due; None is no limit."""
     turns: int | None
-    """Turns after which an answer is due; None never asks for one."""
+    """Number of turns after which an answer is due; None is no limit."""
 
     def __post_init__(self) -> None:
         if any(bound is not None and bound < 1 for bound in (self.documents, self.turns)):
@@ -230,7 +230,7 @@ class Forcing:
             )
 
     async def __call__(self, call: TagCall, state: LongState) -> ToolReply:
-        """The reply of the tool, with the demand where an answer is due after it.
+        """Returns the reply of the tool, with the demand if an answer is due after it.
 
         Raises:
             Fault: the tool failed.
@@ -241,7 +241,7 @@ class Forcing:
         return replace(reply, page=reply.page + FORCED) if self.is_due(state, state.turns + 1) else reply
 
     def is_due(self, state: LongState, turns: int) -> bool:
-        """Whether nothing but an answer is taken once so many turns have been played."""
+        """Whether only an answer is accepted after so many turns."""
         documents = len(state.by_id.keys() | state.parts.keys())
         return (self.documents is not None and documents >= self.documents) or (
             self.turns is not None and turns >= self.turns
@@ -264,17 +264,17 @@ def _pages_of(retriever: Retriever) -> Pages | None:
     return Pages(corpus) if isinstance(corpus, Corpus) else None
 
 
-def _tells(shown: str, answer: str) -> bool:
-    """Whether ``answer`` stands in ``shown``; where one part of a page ends and the next begins, a space is lost."""
+def _contains_ignoring_spaces(shown: str, answer: str) -> bool:
+    """Whether ``shown`` contains ``answer``; ignores spaces, because one is lost between two parts of a page."""
     return answer.replace(" ", "") in shown.replace(" ", "")
 
 
-def _headed(number: int, total: int, address: str) -> str:
+def _part_heading(number: int, total: int, address: str) -> str:
     return f"Part {number} of {total} of {address}:\n"
 
 
 class LongSearch(SearchEnv):
-    """Searching with pages and a long horizon; the published budgets are 128 turns and pages of 25 000 characters."""
+    """Search with whole pages and many turns; the published limits are 128 turns and pages of 25 000 characters."""
 
     call_markers = ("<search>", "<access>")
     stop = ("</search>", "</access>", "</answer>")
@@ -304,33 +304,33 @@ class LongSearch(SearchEnv):
         scorer: str = "f1_set",
         **options: Any,
     ) -> None:
-        """Builds an environment.
+        """Makes an environment.
 
         Args:
-            max_turns: Turns before the last one, in which only an answer counts.
-            k: Documents a query.
-            part_chars: Most characters of a page in one turn; fewer where an observation holds fewer.
-            parts: Most parts of a page; what comes after them is never shown.
-            observation_tokens: Bound of one observation.
-            kept_chars: Characters of a part of a page that stay in the context after the turn which sees it whole; 100 as
-                published. Shortening opens a new row of the record. None keeps every part whole.
-            reads_on: Whether a turn after a result ends with its thought if it may search, and pages come part by part.
-            force_documents: Documents shown, each counted once, after which only an answer is taken; None sets no limit.
-            force_turns: Turns after which only an answer is taken; None sets no limit.
-            history_chars: Last characters of the history that the context keeps; None keeps all. The published agent that is
-                prompted and not trained has 20 documents, 32 turns and 25,000 characters.
+            max_turns: Number of turns before the last one, in which only an answer counts.
+            k: Number of documents per query.
+            part_chars: Largest number of characters of a page in one turn; fewer if an observation is smaller.
+            parts: Largest number of parts of a page; the rest of the page is never shown.
+            observation_tokens: Largest size of one observation.
+            kept_chars: Number of characters of a part that stay in the context after its turn; 100 as published. Shortening
+                starts a new row of the record. None keeps every part.
+            reads_on: Whether turns after a result hold only a thought, and all parts of a page follow unrequested.
+            force_documents: Number of different documents shown, after which only an answer is accepted; None sets no limit.
+            force_turns: Number of turns after which only an answer is accepted; None sets no limit.
+            history_chars: Number of last characters of the history that stay in the context; None keeps all. The published
+                agent that is prompted and not trained has 20 documents, 32 turns and 25,000 characters.
             ends_without_action: Whether a turn without an action ends the episode, as published; otherwise it is corrected.
-            certain_share: Share of the tasks, drawn by their ids, whose opening message says that the question can be
-                answered. The others are told that it may be doubted. Only the environment's own message says either.
-            doubt_penalty: Subtracted where an answer doubts a question that can be answered.
-            doubt: ``words`` looks for whole words that no accepted answer holds; ``substring`` is what was published.
-            prompt: Opening message; must hold ``{question}``. Under another one than the default nothing counts as a doubt.
-            scorer: Name of the scorer that gives the reward; F1 over sets of words as published.
+            certain_share: Share of the tasks, drawn by their ids, whose opening message states that the question can be
+                answered; the others state that it may be doubted. Only the environment's own message contains either.
+            doubt_penalty: The penalty of an answer that doubts a question that can be answered.
+            doubt: ``words``: whole words that no accepted answer contains are a doubt; ``substring``: the published rule.
+            prompt: The opening message with ``{question}``. If it is not the default, nothing counts as a doubt.
+            scorer: The name of the scorer that gives the reward; F1 over sets of words as published.
             **options: Further arguments of `SearchEnv`.
 
         Raises:
-            ConfigurationError: a bound below 1, a share outside of [0, 1] or a negative penalty.
-            UnknownName: no such rule for a doubt.
+            ConfigurationError: a limit is below 1, a share is outside of [0, 1], or the penalty is negative.
+            UnknownName: there is no such rule for doubts.
         """
         bounds: dict[str, Any] = {"k": k, "max_turns": max_turns, "observation_tokens": observation_tokens}
         super().__init__(scorer=scorer, **bounds, **options)
@@ -380,9 +380,8 @@ class LongSearch(SearchEnv):
         """Poses a task as `SearchEnv` does.
 
         Raises:
-            ConfigurationError: pages are to be shortened, or read on, in the conversation of a model that calls tools in its
-                own form.
-            DatasetError: there is no task, or it has no answers.
+            ConfigurationError: pages are to be shortened or read part by part, but the policy uses its native form.
+            DatasetError: there is no task, or the task has no answers.
         """
         if (self._kept_chars is not None or self._history_chars is not None) and self.native:
             raise ConfigurationError(
@@ -396,41 +395,41 @@ class LongSearch(SearchEnv):
         return await super().areset(seed=seed, options=options)
 
     def turn_stop(self, stop: tuple[str, ...]) -> tuple[str, ...]:
-        """The usual stop strings; with ``reads_on`` the end of the thought as well in the turn after a result.
+        """Returns the usual stop strings; with ``reads_on``, also the end of the thought in a turn after a result.
 
-        Where nothing but an answer is taken, the answer follows the thought in the same turn.
+        If only an answer is accepted, it follows the thought in the same turn.
         """
         state = self.state
         answers = state.turns >= self.max_turns or self._forced.is_due(state, state.turns)
         return (*stop, END_OF_THOUGHT) if self._reads_on and not answers and follows_result(state) else stop
 
     async def astep(self, action: str) -> Step:
-        """Acts as `SearchEnv` does, and shows the whole context where that is written anew.
+        """Acts like `SearchEnv`, and returns the whole context whenever it is replaced.
 
-        It is where the page before was longer than what is kept of it, and where the history is longer than what is kept.
+        The context is replaced if the previous page or the history is longer than what is kept of it.
 
         Raises:
             EpisodeOver: the episode has ended or was never reset.
-            Fault: a tool failed; this is never the policy's doing, and the episode stays where it was.
+            Fault: a tool failed; the policy cannot cause this, and the episode stays in its state.
         """
         step = await super().astep(action)
-        if not step.observation or not (self._shortens() or self._cuts()):
+        if not step.observation or not (self._must_shorten() or self._must_cut_history()):
             return step
         return Step(self._context(), *step[1:])
 
-    def _shortens(self) -> bool:
+    def _must_shorten(self) -> bool:
         record = self.state.record
         if self._kept_chars is None or len(record) < 2 or not has_read(record[-2]):
             return False
         return short_form(record[-2].page, self._kept_chars) != record[-2].page
 
-    def _cuts(self) -> bool:
+    def _must_cut_history(self) -> bool:
         return self._history_chars is not None and self._history_chars < sum(
             len(message.text) for message in self._history()
         )
 
     def _history(self) -> list[Message]:
-        """Every turn so far but the latest page, with the beginnings of the pages that were read if only these are kept."""
+        """Returns all turns except the latest page, with earlier pages shortened if only their beginnings are kept."""
         record = self.state.record
         pages = (
             [turn.page for turn in record]
@@ -443,17 +442,17 @@ class LongSearch(SearchEnv):
         return messages[:-1]
 
     def _context(self) -> Observation:
-        """The opening message, the history or its end, and the latest page."""
+        """Returns the opening message, the history or its end, and the latest page."""
         history, head = self._history(), SHORTENED
-        if self._history_chars is not None and self._cuts():
+        if self._history_chars is not None and self._must_cut_history():
             history, head = last_chars(history, self._history_chars), CUT
         opening = Message("user", self.parts.opening(self.state.task))
         return (Message("system", head), opening, *history, Message("tool", self.state.last.page))
 
     def expert(self) -> Sequence[str]:
-        """For each hop a search and, while its answer was not shown, the page of its document; then the answer.
+        """Searches once per hop and, until its answer was shown, reads the page of its document; then answers.
 
-        A page is opened only where a search has shown its address. An answer that no page tells is left empty.
+        A page is read only if a search has shown its address. If no page contains the answer, the answer is empty.
         """
         (twin,) = self.fork()
         actions: list[str] = []
@@ -467,8 +466,11 @@ class LongSearch(SearchEnv):
                 actions.append(action)
                 page = untagged("".join(message.text for message in step.observation))
                 shown += page.partition("\n")[2] if action == opening else page
-                if _tells(shown, hop["answer"]) or step.info["tool_results"][0].status is not ToolStatus.OK:
+                if (
+                    _contains_ignoring_spaces(shown, hop["answer"])
+                    or step.info["tool_results"][0].status is not ToolStatus.OK
+                ):
                     break
-            if not _tells(shown, hop["answer"]):
+            if not _contains_ignoring_spaces(shown, hop["answer"]):
                 return [*actions, written_block("answer", "")]
         return [*actions, written_block("answer", self.state.task.answers[0])]

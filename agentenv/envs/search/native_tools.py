@@ -1,4 +1,4 @@
-"""The actions of search environments as tools, for models that call tools in the form that they were trained in."""
+"""The actions of search environments as tools, for models that call tools in their native form."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ No tool was called as it is declared. Call a tool to look something up, or the t
 
 @dataclass(frozen=True)
 class NativeTool:
-    """One action with its one argument."""
+    """One action with its single argument, as a tool."""
 
     name: str
     description: str
@@ -35,7 +35,7 @@ class NativeTool:
     meaning: str
 
     def to_openai(self) -> dict[str, Any]:
-        """The form of OpenAI's chat completions."""
+        """Returns the declaration in the form of OpenAI's chat completions."""
         properties = {self.argument: {"type": "string", "description": self.meaning}}
         parameters = {"type": "object", "properties": properties, "required": [self.argument]}
         return {
@@ -67,7 +67,7 @@ SEARCH_TOOLS: Mapping[str, NativeTool] = {
         ),
     )
 }
-"""By name, which is also the tag of the action."""
+"""The tools by name, which is also the tag of the action."""
 
 
 @dataclass(frozen=True)
@@ -75,46 +75,46 @@ class NativeActions:
     """The actions of an environment as tools."""
 
     tags: tuple[str, ...]
-    """The tags of the actions, each of which has a row in ``SEARCH_TOOLS``."""
+    """The tags of the actions, each of which is in ``SEARCH_TOOLS``."""
     opening: Callable[[Task], str]
-    """From a task to the first message, which names no tags."""
+    """Makes the first message from a task, without mentioning tags."""
 
     @property
     def tools(self) -> tuple[NativeTool, ...]:
-        """The actions as tools that a model calls in its own form."""
+        """Returns the actions as native tools."""
         return tuple(SEARCH_TOOLS[tag] for tag in self.tags)
 
     @classmethod
     def of(
         cls, tags: tuple[str, ...], prompt: str, usual: str, native: str = NATIVE_PROMPT
     ) -> "NativeActions":
-        """The actions of an environment whose opening message is ``prompt``; ``native`` stands for the ``usual`` one."""
+        """Makes the actions of an environment with the message ``prompt``; if that is ``usual``, ``native`` replaces it."""
         return cls(tags, QuestionPrompt(native if prompt == usual else prompt))
 
 
 class CalledAction(NamedTuple):
-    """The calls of a turn as one action."""
+    """The calls of a turn, converted to one action."""
 
     text: str
-    """The action in tags; empty where nothing was called as it is declared."""
+    """The action in tags; empty if no call was valid."""
     replies: tuple[str | None, ...] = ()
-    """What each call is told: None stands for what the environment shows after the action."""
+    """The reply to each call; None stands for the environment's observation."""
 
 
 def action_of(turn: AssistantTurn, tags: Sequence[str], queries: int | None) -> CalledAction:
-    """The first call of ``turn`` as an action in tags; where that searches, with the further searches of the turn.
+    """Converts the first call of ``turn`` to an action in tags; if it is a search, with the turn's further searches.
 
     Args:
-        turn: What the model wrote.
-        tags: Those of the actions.
-        queries: Queries that one turn may ask; None is any number.
+        turn: The policy's turn.
+        tags: The tags of the actions.
+        queries: The largest number of queries in a turn; None is no limit.
     """
     first = next((place for place, call in enumerate(turn.calls) if isinstance(call, NativeCall)), None)
     if first is None:
         return CalledAction("")
     action, replies = _action(turn.calls[first], tags), [NOT_MADE] * len(turn.calls)
     if action is None:
-        return CalledAction("", _except(replies, first))
+        return CalledAction("", _none_at(replies, first))
     for place, call in enumerate(turn.calls[first + 1 :], first + 1):
         further = _action(call, tags)
         if further is None or not further.text.strip() or not further.tag == action.tag == "search":
@@ -122,7 +122,7 @@ def action_of(turn: AssistantTurn, tags: Sequence[str], queries: int | None) -> 
         joined = _Action(action.tag, f"{action.text}\n{further.text}")
         if queries is None or _lines(joined.text) <= queries:
             action, replies[place] = joined, TOGETHER
-    return CalledAction(f"<{action.tag}>{action.text}</{action.tag}>", _except(replies, first))
+    return CalledAction(f"<{action.tag}>{action.text}</{action.tag}>", _none_at(replies, first))
 
 
 class _Action(NamedTuple):
@@ -130,13 +130,13 @@ class _Action(NamedTuple):
     text: str
 
 
-def _except(replies: Sequence[str], acting: int) -> tuple[str | None, ...]:
-    """``replies`` with None in the place of the call that acts."""
+def _none_at(replies: Sequence[str], acting: int) -> tuple[str | None, ...]:
+    """Returns ``replies`` with None at the index of the call that is executed."""
     return tuple(None if place == acting else reply for place, reply in enumerate(replies))
 
 
 def _action(call: Call, tags: Sequence[str]) -> _Action | None:
-    """A call as one of ``tags`` and its text, in which no tag begins another action; None where it is not as declared."""
+    """Returns the tag and text of a call, with nested tags removed; None if the call does not match its declaration."""
     if not isinstance(call, NativeCall) or call.name not in tags or not isinstance(call.arguments, dict):
         return None
     value = call.arguments.get(SEARCH_TOOLS[call.name].argument)
@@ -150,5 +150,5 @@ def _lines(text: str) -> int:
 
 
 def untagged(page: str) -> str:
-    """A page without the tags around it: a result of a tool stands for itself."""
+    """Returns a page without the tags around it, because a tool result needs none."""
     return page.strip().removeprefix("<information>").removesuffix("</information>")

@@ -1,8 +1,8 @@
-"""``agentenv/OrganisationSearch-v0``: questions about an organisation with mail, chat and tickets, after OrgForge.
+"""``agentenv/OrganisationSearch-v0``: questions about an organisation with mail, chat and tickets (after OrgForge).
 
-A search may name a channel and a time: ``mail before day 5: INC-2``. What it finds can be opened by its id. Some of what is
-asked for does not exist, and the right answer says so. The reward is the score of the answer, and for a right one a part for
-the evidence that was found.
+A search may be restricted to a channel and a time: ``mail before day 5: INC-2``. Results can be opened by their id. Some
+questions ask for something that does not exist, and the right answer says so. The reward is the score of the answer; a right
+answer also earns a part for the evidence that was shown.
 """
 
 import re
@@ -40,22 +40,22 @@ _QUERY = re.compile(
     r"(?:\s*before day (?P<day>\d{1,9})(?:, (?P<hour>\d\d):(?P<minute>\d\d))?)?\s*:\s*(?P<text>\S.*)",
     re.DOTALL,
 )
-# No two runs of spaces stand next to each other, and a day has few digits: a query of any length is read in one pass.
+# Adjacent repetitions of spaces are avoided, and the number of digits is limited, so any query is parsed in linear time.
 _TITLE = re.compile(r"\[(mail|chat|tickets)\] day (\d+), (\d\d):(\d\d):")
 
 
 @dataclass(frozen=True, slots=True)
 class Restriction:
-    """What a search is restricted to."""
+    """The restrictions of a search."""
 
     text: str
     channel: str | None = None
     before: tuple[int, int] | None = None
-    """Business day and minute of the day; what was written then or later is left out."""
+    """Business day and minute of the day; only earlier artefacts are admitted."""
 
     @classmethod
     def of(cls, query: str) -> "Restriction":
-        """Reads ``query``; one without a channel and a time is restricted to nothing."""
+        """Parses ``query``. Without a channel and a time it is unrestricted."""
         match = _QUERY.fullmatch(query.strip())
         if match is None or not (match["channel"] or match["day"]):
             return cls(query.strip())
@@ -64,7 +64,7 @@ class Restriction:
         return cls(match["text"].strip(), match["channel"], before)
 
     def admits(self, passage: Passage) -> bool:
-        """Whether ``passage`` is of the channel and of the time."""
+        """Whether ``passage`` satisfies the restrictions."""
         match = _TITLE.match(passage.title)
         if match is None:
             return self.channel is None and self.before is None
@@ -73,25 +73,25 @@ class Restriction:
 
 
 @lru_cache(maxsize=16)
-def _searched(config: OrganisationConfig) -> InMemoryRetriever:
+def _cached_retriever(config: OrganisationConfig) -> InMemoryRetriever:
     return InMemoryRetriever(invent_organisation(config).documents)
 
 
 def organisation_of(task: Task) -> OrganisationConfig:
-    """The organisation that a task asks about."""
+    """Returns the organisation that a task is about."""
     return OrganisationConfig(**task.data["organisation"], split=task.split or "test")  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
 class ChannelSearch:
-    """Searches the organisation of the task, within a channel and before a time where the query names them."""
+    """Searches the task's organisation, within a channel and before a time if the query names them."""
 
     search: SearchTool
 
     async def __call__(self, call: TagCall, state: SearchState) -> ToolReply:
-        """The page of what is found."""
+        """Returns the page of results."""
         asked = Restriction.of(call.text)
-        retriever = _searched(organisation_of(state.task))
+        retriever = _cached_retriever(organisation_of(state.task))
         (ranking,) = await retriever.search([asked.text], len(retriever.corpus))
         found = [passage for passage in ranking if asked.admits(passage)][: self.search.k]
         ids = [[passage.id for passage in found]]
@@ -104,13 +104,13 @@ class ChannelSearch:
 
 @dataclass(frozen=True)
 class OpenTool:
-    """Shows an artefact of the task's organisation whole, by its id."""
+    """Shows a whole artefact of the task's organisation by its id."""
 
     format: PageFormat
 
     async def __call__(self, call: TagCall, state: SearchState) -> ToolReply:
-        """The artefact; a notice where no artefact has the id."""
-        corpus = _searched(organisation_of(state.task)).corpus
+        """Returns the artefact; a notice if there is none with this id."""
+        corpus = _cached_retriever(organisation_of(state.task)).corpus
         try:
             document = corpus[corpus.row_of(call.text)]
         except KeyError:
@@ -125,9 +125,9 @@ class OpenTool:
 def organisation_reward(
     state: SearchState, *, answer: Reward, scorer: Any, evidence: float
 ) -> dict[str, float]:
-    """The reward of the answer; and, where it is right, ``evidence`` times the share of its documents that were shown.
+    """Returns the reward of the answer and, if it is right, ``evidence`` times the share of its documents that were shown.
 
-    Evidence without a right answer is worth nothing, because searching for everything would earn it.
+    Evidence without a right answer earns nothing, because searching for everything would earn it.
     """
     parts = dict(answer(state))
     if state.last.end is not None and score_of(state, scorer) >= 1:
@@ -156,18 +156,18 @@ class OrganisationSearch(SearchEnv):
         count_tokens: Any = None,
         render_mode: str | None = None,
     ) -> None:
-        """Builds an environment.
+        """Makes an environment.
 
         Args:
-            tasks: Questions of `organisation_tasks`; None takes those of one organisation.
-            k: Artefacts that a search shows.
-            max_turns: Turns before the last one, in which only an answer counts.
-            observation_tokens: Bound of one observation.
-            snippet_words: Words of each artefact that a search shows, the rest is for ``<open>``; None shows all.
-            scorer: Name of the scorer of answers.
-            evidence_reward: What a right answer earns more if everything that it stands on was shown.
-            prompt: Opening message; must hold ``{question}``.
-            count_tokens: Length of a text in tokens; None counts words.
+            tasks: Questions made by `organisation_tasks`; None uses those of one organisation.
+            k: Number of artefacts that a search shows.
+            max_turns: Number of turns before the last one, in which only an answer counts.
+            observation_tokens: Largest size of one observation.
+            snippet_words: Number of words of each artefact that a search shows; ``<open>`` shows the rest. None shows all.
+            scorer: The name of the scorer of answers.
+            evidence_reward: The additional reward of a right answer if all of its evidence was shown.
+            prompt: The opening message. It must contain ``{question}``.
+            count_tokens: Returns the length of a text in tokens; None counts words.
             render_mode: ``ansi`` or None.
 
         Raises:
@@ -176,7 +176,7 @@ class OrganisationSearch(SearchEnv):
         given = tasks if tasks is not None else self.make_tasks(24)
         super().__init__(
             tasks=given,
-            retriever=_searched(organisation_of(given[0])),
+            retriever=_cached_retriever(organisation_of(given[0])),
             k=k,
             max_turns=max_turns,
             observation_tokens=observation_tokens,
@@ -210,17 +210,17 @@ class OrganisationSearch(SearchEnv):
         followups: int = FOLLOWUPS,
         social: bool = False,
     ) -> Sequence[Task]:
-        """Questions about as many organisations as are needed.
+        """Generates questions about as many organisations as are needed.
 
         Args:
-            n: How many.
-            seed: Of the first organisation, times 1000; the others follow.
-            split: Whose invented words are used.
-            people: Of each organisation.
-            days: Business days of each.
-            followups: Most incidents that an incident leads to; questions go back along them, and ask what would not be
-                without them.
-            social: Whether incidents come again, people burn out and complaints are passed on, with questions about that.
+            n: The number of questions.
+            seed: The seed of the first organisation is this number times 1000; the others follow.
+            split: The split, which decides the invented words.
+            people: Number of people in each organisation.
+            days: Number of business days of each.
+            followups: Largest number of incidents that follow from an incident. Questions trace these back, and ask what
+                would not have happened without them.
+            social: Whether incidents recur, people burn out and complaints are passed on, with questions about these.
         """
         return organisation_tasks(
             n,
@@ -233,7 +233,7 @@ class OrganisationSearch(SearchEnv):
         )
 
     def expert(self) -> Sequence[str] | None:
-        """The search of the task's path, then the answer."""
+        """Makes the search of the task's path, then answers."""
         task = self.state.task
         searches = [written_block("search", hop["query"]) for hop in task.data["path"]]
         return (*searches[: self.max_turns], written_block("answer", task.answers[0]))

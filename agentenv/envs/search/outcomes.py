@@ -1,7 +1,7 @@
-"""Rewards of search: what the end of an episode is worth, one pure function a published reward, and `answer_reward`.
+"""Rewards of search environments: `answer_reward`, and one pure function for each published reward of an episode's end.
 
-A reward is a pure function of the state of an episode, which holds the task and the record of its turns. It gives what the
-latest turn earns, in parts by name; their sum is the reward of the turn.
+A reward is a pure function of the state of an episode, which contains the task and the record of its turns. It returns the
+named parts of the latest turn's reward, which is their sum.
 """
 
 import re
@@ -15,7 +15,7 @@ from agentenv.core.scoring.scorers import Scorer
 from agentenv.envs.search.search_state import SearchState, ToolReply
 
 Reward = Callable[[Any], Mapping[str, float]]
-"""From the state after a turn to what the turn earns, by part."""
+"""A function of the state after a turn that returns the named parts of the turn's reward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,39 +23,40 @@ class Ending:
     """How an episode ended."""
 
     score: float
-    """Score of the answer; 0 without one."""
+    """Score of the answer; 0 without an answer."""
     searches: int = 0
-    """Queries that were asked and pages that were read, however many of them shared a turn."""
+    """Number of queries and of pages read, even if several were in one turn."""
     mistakes: int = 0
-    """Turns that could not be acted on."""
+    """Number of turns that could not be executed."""
     tool_turns: int = 0
-    """Turns that searched or read."""
+    """Number of turns that searched or read."""
     answered: bool = True
     """Whether there is an answer."""
     thought: bool = True
-    """Whether the policy thought at all between tags that are whole; see `thinks_in_tags`."""
+    """Whether the policy wrote any complete thought in tags; see `thinks_in_tags`."""
     formed: bool = True
     """Whether every action is a thought and a search, and the last one a thought and an answer; see `is_well_formed`."""
     answer_seen: bool = False
-    """Whether a page showed an accepted answer."""
+    """Whether a page contained an accepted answer."""
     grounded: bool = True
-    """Whether the episode met what its answer needs; see `is_grounded`."""
+    """Whether the episode found what its answer needs; see `is_grounded`."""
 
 
 def answer_alone(ending: Ending) -> float:
-    """The score of the answer (Search-R1)."""
+    """Returns the score of the answer (Search-R1)."""
     return ending.score
 
 
 def knowledge_boundary(ending: Ending) -> float:
-    """IKEA (Huang et al. 2025): 1 + max(0, .6 - .2 n) for a right answer after n queries, else .05 if n > 0; malformed -1.
+    """IKEA (Huang et al. 2025): a right answer after n queries 1 + max(0, .6 - .2 n), else .05 if n > 0; malformed -1.
 
-    A right answer from memory is worth most, a wrong one from memory nothing: search pays where memory ends. Malformed is
-    an episode with a turn that could not be acted on, or without a thought between whole tags.
+    A right answer without a search is worth most, and a wrong one without a search nothing, so searching pays only when the
+    policy does not know the answer. An episode is malformed if it has a turn that could not be executed, or no complete
+    thought in tags.
 
-    The published program also pays .05 where a search was made and no answer was given, and the paper does not say whether
-    it means to. Here such an episode earns nothing, because a query without an intention would otherwise earn as much as an
-    honest attempt that went wrong.
+    The published program also gives .05 for an episode with a search and no answer, and the paper does not say whether this
+    is intended. Here such an episode earns nothing, because otherwise an aimless query would earn as much as an honest
+    attempt that fails.
     """
     if ending.mistakes or not ending.thought:
         return -1.0
@@ -67,15 +68,15 @@ def knowledge_boundary(ending: Ending) -> float:
 def graded_format(
     ending: Ending, *, structure: float = 0.2, final: float = 0.1, retrieval: float = 0.0
 ) -> float:
-    """Search-R1's reward v0.3 (Jin et al. 2025, arXiv:2505.15117), which pays for the form as well as for the answer.
+    """Search-R1's reward v0.3 (Jin et al. 2025, arXiv:2505.15117), for the format as well as for the answer.
 
-    A right answer is worth 1, or 1 - ``structure`` where the episode is not well formed. A wrong answer is worth
-    ``structure`` where the episode is well formed, and ``retrieval`` more where a page showed an accepted answer; otherwise
-    ``final``. ``retrieval`` is 0 in the published scripts, and .1 was intended.
+    A right answer is worth 1, or 1 - ``structure`` if the episode is not well formed. A wrong answer is worth ``structure``
+    if the episode is well formed, plus ``retrieval`` if a page contained an accepted answer; otherwise ``final``.
+    ``retrieval`` is 0 in the published scripts, although .1 was intended.
 
-    The published program also pays ``final`` where there is no answer, because it takes the example of its own prompt for
-    one. Here an episode without an answer is worth 0. It looks for the letters of an answer on a page, by which nearly any
-    page shows "no"; here an answer is shown as whole words, and yes and no never are.
+    The published program also gives ``final`` if there is no answer, because it takes the example in its own prompt for one.
+    Here an episode without an answer is worth 0. The program searches pages for the letters of an answer, by which nearly
+    every page contains "no". Here only whole words count, and yes and no never do.
     """
     if ending.score >= 1:
         return 1.0 if ending.formed else 1.0 - structure
@@ -87,21 +88,21 @@ def graded_format(
 def deliberative(ending: Ending) -> float:
     """Open-AgentRL (Yu et al. 2025): 1 for a right answer, otherwise min(-.6, -1 + .1 n) after n tool turns.
 
-    Published with messages: score + .1 (messages - 2) / 2, of which a tool turn adds two.
+    Published for messages: score + .1 (messages - 2) / 2, where each tool turn adds two messages.
     """
     return 1.0 if ending.score >= 1 else min(-0.6, -1.0 + 0.1 * ending.tool_turns)
 
 
 def flawed_positive(ending: Ending, *, penalty: float = 1.0) -> float:
-    """FAPO (2025, arXiv:2510.22543): a right answer that was guessed or reached by a jump earns less.
+    """FAPO (2025, arXiv:2510.22543): a right answer that was guessed or reached without the evidence earns less.
 
     Published for rewards of 1 and -1: a right answer with a flaw earns 1 - ``penalty``, and the penalty is 1. Here wrong is
-    0 and right is 1, so that half of the penalty is taken. A flaw is found by a rule in place of the paper's trained judge:
-    the episode did not meet what the answer needs. Other answers earn their score.
+    0 and right is 1, so half of the penalty is subtracted. Instead of the paper's trained judge, a rule finds flaws: the
+    episode did not find what the answer needs. All other answers earn their score.
 
     Args:
         ending: How the episode ended.
-        penalty: The paper's lambda; 2 pays a flawed answer like a wrong one, 0 like one without a flaw.
+        penalty: The paper's lambda; with 2 a flawed right answer earns as much as a wrong one, with 0 it costs nothing.
     """
     flawed = ending.score >= 1 and not ending.grounded
     return ending.score - flawed * penalty / 2
@@ -115,36 +116,36 @@ OUTCOMES: Mapping[str, Callable[..., float]] = {
     "flawed_positive": flawed_positive,
 }
 THOUGHTFUL = frozenset({"knowledge_boundary", "graded_format"})
-"""Outcomes by which an episode without a thought is malformed, so the expert has to think as well."""
+"""Outcomes for which an episode without a thought is malformed, so the expert has to think too."""
 
 
 def get_outcome(name: str, options: Mapping[str, Any] | None = None) -> Callable[[Ending], float]:
-    """The outcome of `OUTCOMES` with this name, or what ``module:name`` names.
+    """Returns the outcome of `OUTCOMES` with this name, or what ``module:name`` names.
 
     Args:
-        name: A function from an `Ending` to the reward of the end.
-        options: Its keyword-only arguments, which are filled in.
+        name: The name of a function of an `Ending` that returns the reward of the end.
+        options: Values for the function's keyword-only arguments.
 
     Raises:
-        UnknownName: there is none, or it has no such option; carries the nearest.
-        ConfigurationError: the module cannot be imported, or an option's value is of another type.
+        UnknownName: there is no such outcome, or it has no such option; the error carries the nearest name.
+        ConfigurationError: the module cannot be imported, or the value of an option has the wrong type.
     """
     outcome = OUTCOMES[name] if name in OUTCOMES else own_part("outcome", name, OUTCOMES)
     return bind_options("outcome", name, outcome, options or {})
 
 
-_GLUED = re.compile(r"[(\[](?:think|search|answer)|(?:think|search|answer)[)\]]")
+_BRACKETED_TAG = re.compile(r"[(\[](?:think|search|answer)|(?:think|search|answer)[)\]]")
 
 
 def thinks_in_tags(actions: Sequence[str]) -> bool:
-    """IKEA: whether a thought stands in ``actions``, and no name of a tag next to a bracket of another kind.
+    """IKEA: whether ``actions`` contain a non-empty thought, and no tag name next to another kind of bracket.
 
-    Published with the presence of both tags alone, by which an empty thought counts, and one that ends before it begins.
+    The published program only checks that both tags occur, so an empty thought counts, and so do tags in the wrong order.
     """
     text = "".join(actions)
-    *closed, _ = text.split("</think>")  # an expression for all of it takes the square of the text's length
+    *closed, _ = text.split("</think>")  # a regular expression for the whole would take quadratic time
     thinks = any(part.partition("<think>")[2].strip() for part in closed)
-    return thinks and _GLUED.search(text) is None
+    return thinks and _BRACKETED_TAG.search(text) is None
 
 
 _FORM = re.compile(
@@ -155,10 +156,10 @@ _FORM = re.compile(
 
 
 def is_well_formed(turns: Sequence[ToolReply]) -> bool:
-    """Search-R1's form of an episode: (think, search, information)*, then think and answer, with nothing in between.
+    """Whether an episode has Search-R1's format: (think, search, information)*, then think and answer, nothing else.
 
-    The pages are the environment's, so the actions decide: each is a whole thought and a whole search, and the last one a
-    whole thought and a whole answer.
+    The environment writes the pages, so only the actions are checked: each is a complete thought and a complete search, and
+    the last one is a complete thought and a complete answer.
     """
     forms = [_FORM.fullmatch(turn.action) for turn in turns]
     wanted = ["search"] * (len(turns) - 1) + ["answer"]
@@ -166,26 +167,26 @@ def is_well_formed(turns: Sequence[ToolReply]) -> bool:
 
 
 def is_one_action(action: str, tags: Sequence[str]) -> bool:
-    """Whether each of ``tags`` is opened in ``action`` as often as it is closed, and all of them at most once."""
+    """Whether each of ``tags`` is opened and closed equally often in ``action``, and all together at most once."""
     opened = [action.count(f"<{tag}>") for tag in tags]
     closed = [action.count(f"</{tag}>") for tag in tags]
     return opened == closed and sum(opened) <= 1
 
 
 def score_of(state: SearchState, scorer: Scorer) -> float:
-    """The score of the answer; 0 without one."""
+    """Returns the score of the answer; 0 without an answer."""
     return scorer(state.answer, state.task.answers).value if state.answer is not None else 0.0
 
 
 def answer_shown(turns: Sequence[ToolReply], answers: Sequence[str]) -> bool:
-    """Whether a valid page of ``turns`` holds one of ``answers``; see `holds_answer`."""
+    """Whether a valid page of ``turns`` contains one of ``answers``; see `holds_answer`."""
     return any(turn.valid and holds_answer(turn.page, answers) for turn in turns)
 
 
 def is_grounded(state: SearchState) -> bool:
-    """Whether every passage that the task needs was found; where it names none, whether a page holds an accepted answer.
+    """Whether every passage that the task needs was found; if it names none, whether a page contains an accepted answer.
 
-    A task that names none and is answered by yes or no, which no page holds, is grounded by any page.
+    For a task without named passages and with the answer yes or no, which no page can contain, any page suffices.
     """
     if needed := state.task.data.get("supporting_ids"):
         return all(one in state.by_id for one in needed)
@@ -196,7 +197,7 @@ def is_grounded(state: SearchState) -> bool:
 
 
 def shows_answer_first(state: SearchState) -> bool:
-    """Whether the page of the latest turn holds an accepted answer, and no valid page before it does."""
+    """Whether the page of the latest turn contains an accepted answer, and no earlier valid page does."""
     *before, latest = state.record
     answers = state.task.answers
     return answer_shown([latest], answers) and not answer_shown(before, answers)
@@ -210,14 +211,14 @@ def answer_reward(
     found: float = 0.0,
     score: Callable[[SearchState, Scorer], float] = score_of,
 ) -> dict[str, float]:
-    """The outcome where the episode ends, and before that ``found`` for the page that shows an accepted answer first."""
+    """Returns the outcome at the end of the episode; before it, ``found`` for the first page with an accepted answer."""
     if state.last.end is None:
         return {"found": found * shows_answer_first(state)} if found else {}
     return {"outcome": outcome(ending_of(state, score(state, scorer)))}
 
 
 def ending_of(state: SearchState, score: float) -> Ending:
-    """How the episode of ``state`` ended, whose answer has ``score``."""
+    """Describes how the episode of ``state`` ended; its answer has the score ``score``."""
     answered = state.answer is not None
     return Ending(
         score,

@@ -1,4 +1,4 @@
-"""What a search environment shows: the question, and pages between information tags that fit into one observation."""
+"""Formats the observations of search environments: the question, and pages in tags that fit into one observation."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -12,39 +12,39 @@ from agentenv.errors import DatasetError, check_known
 
 
 def as_question(text: str) -> str:
-    """``text`` stripped, with a question mark at the end, which may be that of Chinese."""
+    """Strips ``text`` and adds a question mark if it has none, not even a Chinese one."""
     text = text.strip()
     return text if text.endswith(("?", "\uff1f")) else text + "?"
 
 
 def information(body: str) -> str:
-    """An observation: two newlines on the outside, none inside."""
-    return f"\n\n<information>{_kept_inside(body, 'information')}</information>\n\n"
+    """Wraps a page in ``information`` tags, with two newlines outside and none inside."""
+    return f"\n\n<information>{_without_closing_tag(body, 'information')}</information>\n\n"
 
 
 def result(body: str) -> str:
-    """An observation as HierSearch writes it: a blank before the tag, and newlines inside."""
-    return f" <result>\n{_kept_inside(body, 'result')}\n</result>"
+    """Wraps a page in ``result`` tags as HierSearch does: a blank before the tag, and newlines inside."""
+    return f" <result>\n{_without_closing_tag(body, 'result')}\n</result>"
 
 
-def _kept_inside(body: str, tag: str) -> str:
-    """``body`` stripped, in which no tag ends the page: one that quotes the tag must not look like several turns."""
+def _without_closing_tag(body: str, tag: str) -> str:
+    """Strips ``body`` and escapes its closing tags, because a page that quotes the tag must not look like several turns."""
     return body.strip().replace(f"</{tag}>", f"< /{tag}>")
 
 
 FRAMES: Mapping[str, Callable[[str], str]] = {"information": information, "result": result}
-"""What a page stands in, by the name of its tags."""
+"""The functions that wrap a page in tags, by the name of the tags."""
 
 
 def format_passages(passages: Sequence[Passage], words: int | None = None) -> str:
-    """One line a passage, numbered from 1: ``Doc 1(Title: t) text``; of each text the first ``words``."""
+    """Writes one line per passage, numbered from 1: ``Doc 1(Title: t) text``, with the first ``words`` of each text."""
     return passage_lines(replace(p, text=" ".join(p.text.split(" ")[:words])) for p in passages)
 
 
 def format_addresses(
     passages: Sequence[Passage], words: int | None = None, *, chars: int | None = None
 ) -> str:
-    """One line a passage with its id, which is its address: ``[Doc 1](id): t. text``; of each text ``chars`` at most."""
+    """Writes one line per passage with its id as the address: ``[Doc 1](id): t. text``, with ``chars`` of each text."""
     texts = [" ".join(passage.text.split(" ")[:words])[:chars] for passage in passages]
     return "".join(
         f"[Doc {i}]({p.id}): {p.title}. {text}\n"
@@ -56,22 +56,22 @@ _ELLIPSIS = re.compile(r"(?<!\s)\s*(?:\.{3,}|\u2026)\s*")
 
 
 def format_numbered(passages: Sequence[Passage], words: int | None = None) -> str:
-    """One line a passage: ``1. t: text`` (SSRL's layout for Llama)."""
+    """Writes one line per passage: ``1. t: text`` (SSRL's layout for Llama)."""
     return "".join(f"{i}. {line}\n" for i, line in enumerate(_clean_lines(passages, words), 1))
 
 
 def format_paragraph(passages: Sequence[Passage], words: int | None = None) -> str:
-    """All passages in one line, one after the other (SSRL's layout for Qwen 3B)."""
+    """Writes all passages in one line (SSRL's layout for Qwen 3B)."""
     return " ".join(_clean_lines(passages, words))
 
 
 def format_bullets(passages: Sequence[Passage], words: int | None = None) -> str:
-    """One line a passage: ``- t: text`` (SSRL's layout for Qwen 7B)."""
+    """Writes one line per passage: ``- t: text`` (SSRL's layout for Qwen 7B)."""
     return "".join(f"- {line}\n" for line in _clean_lines(passages, words))
 
 
 def _clean_lines(passages: Sequence[Passage], words: int | None) -> list[str]:
-    """Each passage in one line behind its title, without the ellipses that search engines put where they leave text out."""
+    """Writes each passage on one line after its title, without the ellipses with which search engines mark omissions."""
     texts = [" ".join(_ELLIPSIS.sub(" ", passage.text).split()[:words]) for passage in passages]
     return [f"{p.title}: {text}" if p.title else text for p, text in zip(passages, texts, strict=True)]
 
@@ -82,21 +82,21 @@ LAYOUTS: Mapping[str, Callable[[Sequence[Passage], int | None], str]] = {
     "paragraph": format_paragraph,
     "bullets": format_bullets,
 }
-"""How a page of results is written, by name."""
+"""The layouts of a page of results by name."""
 
 
 _LONG_WORD = re.compile("[^ ]{41,}")
 
 
 def count_words(text: str) -> int:
-    """Number of words; of Chinese and Japanese every character is one."""
+    """Counts words; every Chinese or Japanese character counts as a word."""
     return len(apart(text).split())
 
 
 def filled(template: str, values: Mapping[str, str]) -> str:
-    """``template`` with every ``{name}`` of ``values`` replaced by its value, all at once.
+    """Replaces every ``{name}`` of ``values`` in ``template`` by its value, all at once.
 
-    What stands in a value stays as it is, so that no text of a policy can bring in another value by its name in braces.
+    Values are not searched for further placeholders, so that a policy's text cannot insert another value.
     """
     names = "|".join(map(re.escape, values))
     return re.sub(rf"\{{({names})\}}", lambda match: values[match[1]], template) if values else template
@@ -104,10 +104,10 @@ def filled(template: str, values: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class QuestionPrompt:
-    """The opening message of a task.
+    """Makes the opening message of a task.
 
     Raises:
-        ConfigurationError: the template does not hold ``{question}``.
+        ConfigurationError: the template does not contain ``{question}``.
     """
 
     template: str
@@ -116,7 +116,7 @@ class QuestionPrompt:
         require_placeholder(self.template, "question")
 
     def __call__(self, task: Task) -> str:
-        """The template with the question of ``task``.
+        """Returns the template with the question of ``task``.
 
         Raises:
             DatasetError: the task has no answers.
@@ -128,41 +128,41 @@ class QuestionPrompt:
 
 @dataclass(frozen=True)
 class PageFormat:
-    """How passages are written, and how long one observation may be."""
+    """How passages are written, and the size of an observation."""
 
     tokens: int
-    """Bound of one observation; its body is cut so that both tags survive."""
+    """Largest size of one observation. Its body is cut such that both tags remain."""
     count: Callable[[str], int] = count_words
-    """Length of a text in tokens."""
+    """Returns the length of a text in tokens."""
     words: int | None = None
-    """Words of each passage that a search shows; None shows all."""
+    """Number of words of each passage that a search shows; None shows all."""
     write: Callable[[Sequence[Passage], int | None], str] = format_passages
-    """From passages and ``words`` to text."""
+    """Writes passages, with ``words`` of each, as text."""
     wrap: Callable[[str], str] = information
-    """From the body of a page to the observation, which holds it between tags."""
+    """Wraps the body of a page in the tags of an observation."""
 
     def framed(self, frame: str) -> "PageFormat":
-        """The same format with pages between other tags.
+        """Returns the same format with pages in other tags.
 
         Raises:
-            UnknownName: no such frame.
+            UnknownName: there are no such tags.
         """
         check_known("frame of pages", frame, FRAMES)
         return replace(self, wrap=FRAMES[frame])
 
     def passages(self, passages: Sequence[Passage]) -> str:
-        """The body of a page of search results."""
+        """Returns the body of a page of search results."""
         return self.write(passages, self.words)
 
     def page(self, body: str, ending: str = "") -> str:
-        """``body`` as an observation, cut where it is too long; ``ending`` stands behind it and is kept."""
+        """Makes an observation of ``body``, cut if it is too long; ``ending`` follows it and is kept."""
         return self.wrap(self.fitting(body, ending))
 
     def fitting(self, body: str, ending: str = "") -> str:
-        """The longest run of leading words of ``body`` that fits into one observation, with ``ending`` behind it.
+        """Returns as many leading words of ``body`` as fit into one observation together with ``ending``.
 
-        A word of more than 40 characters is cut anywhere, because scripts without blanks have no others. An ``ending`` that
-        does not fit by itself is cut likewise, and nothing of ``body`` is left.
+        A word of more than 40 characters may be cut anywhere, because scripts without blanks have no shorter words. If
+        ``ending`` alone does not fit, it is cut in the same way, and nothing of ``body`` remains.
         """
         if self.count(self.wrap(body + ending)) <= self.tokens:
             return body + ending

@@ -1,7 +1,7 @@
-"""A graph over the pages of a corpus for search: pages are linked by the titles in their texts, and ranked from seeds on.
+"""A graph of the pages of a corpus: pages are linked by the titles in their texts, and ranked by random walks from seeds.
 
-HierSearch searches a graph of HippoRAG (Gutierrez et al. 2024, arXiv:2405.14831). Here links between pages take the place of
-facts that a language model has extracted.
+HierSearch searches a graph of HippoRAG (Gutierrez et al. 2024, arXiv:2405.14831). Here links between pages replace the facts
+that a language model would extract.
 """
 
 from collections.abc import Mapping
@@ -12,24 +12,23 @@ from agentenv.data.synthesis.pages import LinkedPages
 from agentenv.retrievers.storage.corpus import Corpus
 
 _DAMPING = 0.5
-_ROUNDS = 30  # of the power iteration; each halves what is still to move
+_ITERATIONS = 30  # steps of the power iteration; each halves the remaining difference
 
 
 def personalised_pagerank(
     links: Mapping[str, Mapping[str, float]],
     seeds: Mapping[str, float],
 ) -> dict[str, float]:
-    """Where a walk over ``links`` is that goes back to the seeds with probability 1/2 at every step, as in HippoRAG.
+    """Returns the visit probabilities of a random walk that restarts at the seeds with probability 1/2, as in HippoRAG.
 
     Args:
-        links: From each node to its neighbours, with the weights of the edges; a walk at a node without any goes back to the
-            seeds.
-        seeds: Weights of the nodes where it begins, above 0.
+        links: The neighbours of each node with the weights of the edges. A walk at a node without neighbours restarts.
+        seeds: The weights of the nodes at which walks start, above 0.
     """
     total = sum(seeds.values())
     start = {node: weight / total for node, weight in seeds.items()}
     rank = dict(start)
-    for _ in range(_ROUNDS):
+    for _ in range(_ITERATIONS):
         following = {node: (1 - _DAMPING) * weight for node, weight in start.items()}
         for node, mass in rank.items():
             neighbours = links.get(node, {})
@@ -42,10 +41,10 @@ def personalised_pagerank(
 
 
 class PageGraph:
-    """The pages of a corpus and their links.
+    """The pages of a corpus with their links.
 
     Args:
-        corpus: Its documents; what has one title is one page.
+        corpus: The documents. Documents with the same title form one page.
     """
 
     def __init__(self, corpus: Corpus) -> None:
@@ -53,7 +52,7 @@ class PageGraph:
         self._pages = LinkedPages(corpus)
 
     def near(self, title: str) -> list[Document]:
-        """The passages of the page ``title`` and the first one of each page that is linked with it."""
+        """Returns the passages of the page ``title``, and the first passage of each page linked with it."""
         if title not in self._pages.pages:
             return []
         own = [self._documents[i] for i in self._pages.pages[title].ids]
@@ -61,7 +60,7 @@ class PageGraph:
         return [*own, *(self._documents[page.ids[0]] for page in linked)]
 
     def rank(self, seeds: Mapping[str, float], k: int) -> list[Passage]:
-        """The ``k`` pages where a walk from the titles ``seeds`` is most often, by their first passages."""
+        """Returns the ``k`` pages that random walks from the titles ``seeds`` visit most often, by their first passages."""
         known = {title: weight for title, weight in seeds.items() if title in self._pages.pages}
         if not known:
             return []
@@ -79,5 +78,5 @@ class PageGraph:
 
 @lru_cache(maxsize=2)
 def page_graph(corpus: Corpus) -> PageGraph:
-    """The graph of ``corpus``; made once a process, because every environment over it has the same."""
+    """Makes the graph of ``corpus``; cached, because all environments over it use the same one."""
     return PageGraph(corpus)

@@ -1,4 +1,4 @@
-"""What a context shows of an episode so far where it is written anew: the beginnings of pages, or its end (ASearcher)."""
+"""What a replaced context keeps of the episode so far: the beginnings of pages, or the end of the history (ASearcher)."""
 
 from collections.abc import Sequence
 
@@ -10,25 +10,25 @@ from agentenv.envs.search.search_state import ToolReply
 SHORTENED = (
     "These are the question and your turns so far. Of pages that you have read, only the beginnings are kept."
 )
-"""What a context begins with that was written anew, with the beginnings of pages."""
+"""The beginning of a replaced context that contains only the beginnings of pages."""
 CUT = "These are the question and the latest of your turns. What came before them is left out."
-"""What a context begins with that holds the end of the history."""
+"""The beginning of a replaced context that contains only the end of the history."""
 
 
 def short_form(page: str, chars: int) -> str:
-    """ASearcher's history: a part of a page with its heading and the first ``chars`` characters (published: 100)."""
+    """ASearcher's short form of a part of a page: its heading and the first ``chars`` characters (published: 100)."""
     heading, _, part = untagged(page).partition("\n")
     return page if len(part) <= chars else information(f"{heading}\n{part[:chars]} ...")
 
 
 def short_history(record: Sequence[ToolReply], chars: int) -> list[str]:
-    """What the context shows of each turn: all but the latest part of a page in their short form, all else as it was."""
+    """Returns what the context shows of each turn: all but the latest part of a page in short form, the rest unchanged."""
     *read, latest = record
     return [short_form(turn.page, chars) if has_read(turn) else turn.page for turn in read] + [latest.page]
 
 
 def last_chars(messages: Sequence[Message], chars: int) -> list[Message]:
-    """The end of ``messages``, with ``chars`` characters at most; the first of them is cut at its beginning."""
+    """Returns the end of ``messages`` with at most ``chars`` characters; the first message is cut at its beginning."""
     kept: list[Message] = []
     for message in reversed(messages):
         if chars <= 0:

@@ -1,7 +1,7 @@
-"""ASearcher's reading (Gao et al. 2025): a thought of its own after every result, and the parts of a page one by one.
+"""ASearcher's way of reading (Gao et al. 2025): a separate thought after every result, and a page part by part.
 
-The policy stops at the end of the thought that follows a result. If that was a part of a page, the next part is shown
-without being asked for; behind the last one, and behind the results of a search, the policy acts.
+The policy stops at the end of the thought that follows a result. If the result was a part of a page, the next part is shown
+without a request. After the last part, and after search results, the policy acts.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,53 +13,53 @@ from agentenv.envs.search.search_state import SearchState, TagCall, ToolReply
 
 THOUGHT, END_OF_THOUGHT = "think", "</think>"
 GO_ON = "\nSearch, read a page or answer.\n"
-"""What is shown after a thought behind which nothing is left to read."""
+"""Shown after a thought if there is nothing more to read."""
 
 
 class Pages(Protocol):
-    """Shows pages part by part."""
+    """The interface of a tool that shows pages part by part."""
 
     async def has_more(self, address: str, state: Any) -> bool:
-        """Whether a part of the page at ``address`` was not shown yet."""
+        """Whether the page at ``address`` has a part that was not shown yet."""
 
     async def __call__(self, call: TagCall, state: Any) -> ToolReply:
-        """The next part of the page that the call asks for."""
+        """Returns the next part of the page that the call names."""
 
 
 @dataclass(frozen=True)
 class ReadingParser:
-    """Reads an action as another parser does, and one that closes a thought and opens no action as a thought."""
+    """Parses an action like another parser, but a text that closes a thought and opens no action is a thought."""
 
     inner: Callable[[str], TagCall | None]
     tags: Sequence[str]
-    """Of actions."""
+    """The tags of actions."""
 
     def __call__(self, action: str) -> TagCall | None:
-        """What ``action`` asks for; None where it is malformed."""
+        """Parses ``action``; None if it is malformed."""
         if END_OF_THOUGHT in action and not any(f"<{tag}>" in action for tag in self.tags):
             return TagCall(THOUGHT, "", action, "")
         return self.inner(action)
 
 
 def follows_result(state: SearchState) -> bool:
-    """Whether the latest turn showed what was searched or read."""
+    """Whether the latest turn showed results of a search or a part of a page."""
     result = state.last.result if state.record else None
     return result is not None and result.status is ToolStatus.OK
 
 
 @dataclass(frozen=True)
 class ReadingThought:
-    """What is shown after a thought: the next part of the page that it read, or that the policy has to act.
+    """Replies to a thought with the next part of the page, or with the request to act.
 
-    A thought that follows no result is no action.
+    A thought that follows no result is not a valid action.
     """
 
     pages: Pages
     correction: str | None
-    """What is shown after a turn without an action; None ends the episode there."""
+    """Shown after a turn without an action; None ends the episode there."""
 
     async def __call__(self, call: TagCall, state: SearchState) -> ToolReply:
-        """The next part of the page, or what is due.
+        """Returns the next part of the page, or the request to act.
 
         Raises:
             RetrieverFault: the server of the corpus failed.

@@ -1,7 +1,7 @@
-"""HybridDeepSearcher's summaries (Ko et al. 2025, arXiv:2508.19113): what the pages of a query say for the reasoning so far.
+"""HybridDeepSearcher's summaries (Ko et al. 2025, arXiv:2508.19113) of the pages that each query finds.
 
-A model that is never trained reads the pages of each query, each cut to the part that fits the query best, and the reasoning
-of the episode, and writes what helps. The policy is shown that in place of the passages.
+A model that is never trained reads the pages of each query, each cut to the part that is most similar to the query, and the
+reasoning of the episode, and summarises what helps. The policy sees the summary instead of the passages.
 """
 
 import re
@@ -23,12 +23,12 @@ from agentenv.policies.model_chat import make_chat
 from agentenv.policies.policy_spec import check_reached
 
 CONTEXT_CHARS = 1024
-"""Characters of a page before and behind the sentence that fits best."""
+"""Number of characters before and after the most similar sentence of a page."""
 LAST_STEPS = 4
-"""Steps of reasoning at the end that a summary always sees."""
+"""Number of last reasoning steps that a summary always sees."""
 NOTHING = "No helpful information found."
 EXTRACTIVE = "extractive"
-"""The summariser that needs no model."""
+"""The name of the summariser without a model."""
 
 _FINAL = "**Final Information**"
 _LEAST_LIKENESS = 0.2
@@ -51,10 +51,10 @@ Web pages:
 
 
 class Summarizer(Protocol):
-    """Says what the pages of a query hold for an episode."""
+    """Summarises the pages of a query for an episode."""
 
     async def summary(self, reasoning: str, query: str, passages: Sequence[Passage], seed: int) -> str:
-        """The summary, in one line.
+        """Returns the summary on one line.
 
         Raises:
             EnvFault: the model failed.
@@ -62,12 +62,12 @@ class Summarizer(Protocol):
 
 
 def words_of(text: str) -> set[str]:
-    """The words of ``text`` in lower case, without punctuation; of Chinese and Japanese the characters."""
+    """Returns the words of ``text`` in lower case without punctuation; for Chinese and Japanese, the characters."""
     return set(apart(text).lower().translate(_PUNCTUATION).split())
 
 
 def best_sentence(text: str, query: str) -> str | None:
-    """The sentence of ``text`` most like ``query``, the first of equals; None where none is above .2 (as published)."""
+    """Returns the sentence of ``text`` that is most similar to ``query``; None if no similarity is above .2 (published)."""
     wanted = words_of(query)
     rated = [(dice(words_of(one), wanted), one) for one in _SENTENCE.split(text)]
     value, sentence = max(rated, key=lambda pair: pair[0])
@@ -75,9 +75,9 @@ def best_sentence(text: str, query: str) -> str | None:
 
 
 def around(text: str, query: str, chars: int = CONTEXT_CHARS) -> str:
-    """The `best_sentence` of a page with ``chars`` before and behind it; without one, the first 2 ``chars`` of the page.
+    """Returns the `best_sentence` of a page with ``chars`` around it; without one, the first 2 ``chars`` of the page.
 
-    Published code compares with the snippet of a web search; a search of a corpus has none, and the query takes its place.
+    The published code compares with the snippet of a web search. A corpus has no snippets, so the query replaces it.
     """
     sentence = best_sentence(text, query)
     if sentence is None:
@@ -87,17 +87,17 @@ def around(text: str, query: str, chars: int = CONTEXT_CHARS) -> str:
 
 
 def condensed(text: str, blocks: Sequence[tuple[str, str]]) -> str:
-    """``text`` as numbered steps, of which the first, the last four and the searches stay; others become "...".
+    """Writes ``text`` as numbered steps: the first, the last four and the searches are kept, others become "...".
 
-    A step is a line, or a whole block of queries or results: published code takes such a block line by line as well, so
-    that only the token at its beginning stays.
+    A step is a line, or a whole block of queries or results. The published code splits blocks into lines too, so only the
+    token at their beginning remains.
 
     Args:
-        text: What the policy wrote and was shown.
-        blocks: What begins and what ends queries, and results.
+        text: The text of the policy and of its observations.
+        blocks: The beginning and end tokens of queries and of results.
     """
     ends = "|".join(f"{re.escape(begin)}.*?(?:{re.escape(end)}|$)" for begin, end in blocks)
-    pieces = re.split(f"(?s)({ends})", text)  # every second piece is a block
+    pieces = re.split(f"(?s)({ends})", text)  # every second piece is a block of queries or results
     found = [
         (part, bool(place % 2))
         for place, piece in enumerate(pieces)
@@ -114,23 +114,23 @@ def condensed(text: str, blocks: Sequence[tuple[str, str]]) -> str:
 
 
 def final_information(reply: str) -> str:
-    """What stands behind the last heading of a reply, in one line; `NOTHING` where there is none."""
+    """Returns the text after the last heading of a reply on one line; `NOTHING` without one."""
     _, heading, said = reply.rpartition(_FINAL)
     return " ".join(said.strip("` \n").split()) or NOTHING if heading else NOTHING
 
 
 class ExtractiveSummarizer:
-    """Takes the best sentence of every page, and needs no model (of this project, for runs without one)."""
+    """Returns the best sentence of every page; an addition for runs without a model."""
 
     async def summary(self, reasoning: str, query: str, passages: Sequence[Passage], seed: int) -> str:
-        """The sentences with the titles of their pages."""
+        """Returns the sentences with the titles of their pages."""
         found = [(passage.title, best_sentence(passage.text, query)) for passage in passages]
         return " ".join(f"{title}: {said}" for title, said in found if said) or NOTHING
 
 
 @dataclass(frozen=True)
 class ModelSummarizer:
-    """Asks a language model; published: Qwen3-32B at temperature .7, top-p .8, with 2048 tokens."""
+    """Asks a language model. Published: Qwen3-32B at temperature .7, top-p .8, with 2048 tokens."""
 
     chat: Chat
     temperature: float = 0.7
@@ -138,7 +138,7 @@ class ModelSummarizer:
     tokens: int = 2048
 
     async def summary(self, reasoning: str, query: str, passages: Sequence[Passage], seed: int) -> str:
-        """What the model writes; `NOTHING` where it refuses what the policy has written, or that does not fit its context.
+        """Returns the model's summary; `NOTHING` if it refuses the policy's text, or that exceeds its context.
 
         Raises:
             EnvFault: the model failed.
@@ -163,12 +163,12 @@ class ModelSummarizer:
 
 
 def make_summarizer(spec: str) -> Summarizer:
-    """The summariser that ``spec`` names: ``extractive``, or a model as `make_chat` takes it.
+    """Makes the summariser that ``spec`` names: ``extractive``, or a model as in `make_chat`.
 
     Raises:
-        UnknownName: no such kind of policy.
-        ConfigurationError: no such address, service or option.
-        MissingExtra: what it needs is not installed.
+        UnknownName: there is no such kind of policy.
+        ConfigurationError: there is no such address, service or option.
+        MissingExtra: a package that it needs is not installed.
     """
     check_reached(spec)
     return ExtractiveSummarizer() if spec == EXTRACTIVE else ModelSummarizer(make_chat(spec))
@@ -176,14 +176,14 @@ def make_summarizer(spec: str) -> Summarizer:
 
 @dataclass(frozen=True, kw_only=True)
 class SummarizedSearch(SearchTool):
-    """`SearchTool` that shows a summary for each query in place of passages."""
+    """A `SearchTool` that shows a summary for each query instead of passages."""
 
     summarizer: Summarizer
     blocks: tuple[tuple[str, str], ...]
-    """What begins and what ends queries, and results, in the text of an episode."""
+    """The beginning and end tokens of queries and of results in the text of an episode."""
 
     async def body(self, found: Sequence[FoundPassages], state: SearchState, action: str) -> str:
-        """One line a query: its place in the turn and what its pages say.
+        """Returns one line per query: its index in the turn and its summary.
 
         Raises:
             EnvFault: the summariser failed.
@@ -200,6 +200,6 @@ class SummarizedSearch(SearchTool):
 
 
 def _seed_of(state: SearchState, query: str) -> int:
-    """The same for the same query of the same turn of an episode."""
+    """Returns the seed of a summary, which depends on the query, the turn and the episode."""
     parts = (state.task.id, state.seed, len(state.record), query)
     return int.from_bytes(sha256(repr(parts).encode()).digest()[:4]) >> 1

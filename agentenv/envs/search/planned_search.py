@@ -1,8 +1,9 @@
-"""``agentenv/PlannedSearch-v0``: the policy only plans searches, a frozen generator answers (AI-SearchPlanner).
+"""``agentenv/PlannedSearch-v0``: the policy only plans searches, and a frozen generator answers (AI-SearchPlanner).
 
-A turn searches, or says ``<answer>ready</answer>`` with whatever word in it: the generator then answers from all that was
-found. The reward is the generator's score, or what that gains over its answers without a plan; a process reward for a plan
-that found the answer, for the documents found, or for a plan that a model calls rational; less a cost.
+A turn searches, or ends the plan by ``<answer>ready</answer>`` with any word in the tags. The generator then answers from
+everything that was found. The reward is the generator's score, or its gain over the generator's answers without a plan; plus
+a process reward for a plan that found the answer, for the documents found, or for a plan that a model rates as rational;
+minus a cost.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,9 +45,9 @@ from agentenv.policies.extractive import EXTRACTIVE, ExtractivePolicy
 from agentenv.policies.model_chat import make_chat
 from agentenv.policies.policy_spec import check_reached, is_endpoint, make_endpoint_policy, make_policy
 
-_MEMORY = 100_000  # answers that a generator remembers
-_ANSWER_TOKENS = 64  # of a generator
-_VERDICT_TOKENS = 256  # of a judge
+_CACHE_SIZE = 100_000  # number of cached answers of a generator
+_ANSWER_TOKENS = 64  # largest number of tokens of a generator's answer
+_VERDICT_TOKENS = 256  # largest number of tokens of a judge's reply
 
 PROMPT = """\
 Plan the search for the question below; somebody else will answer it from what your searches find.
@@ -62,10 +63,10 @@ Cost = Literal["queries", "turns"]
 
 
 class Generator:
-    """Answers a question from passages with a policy that is never trained; of equal questions it remembers the answer.
+    """Answers a question from passages with a policy that is never trained; caches its answers.
 
     Args:
-        policy: The policy that answers; has a tokenizer.
+        policy: The policy that answers, with a tokenizer.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -74,18 +75,18 @@ class Generator:
         self._chat = getattr(policy, "chat", None) or InlineFormat(policy.tokenizer)  # type: ignore[attr-defined]
 
     async def answer(self, question: str, passages: Sequence[Passage]) -> str | None:
-        """The answer that the policy gives greedily; None where it gives none.
+        """Returns the policy's greedy answer; None if it gives none.
 
-        Passages that do not fit its context or that it refuses to read are the planner's choice, so there is no answer then:
-        a failure would take the episode out of the loss.
+        It also returns None if the passages do not fit into its context or it refuses to read them: the planner chose them,
+        and a failure would exclude the episode from the loss.
 
         Raises:
-            EnvFault: it failed.
-            ContextTooSmall: the question alone does not fit its context.
+            EnvFault: the policy failed.
+            ContextTooSmall: the question alone does not fit into its context.
         """
         key = (question, tuple(passages))
         if key not in self._known:
-            if len(self._known) >= _MEMORY:
+            if len(self._known) >= _CACHE_SIZE:
                 self._known.clear()
             self._known[key] = await self._answer(question, passages)
         return self._known[key]
@@ -111,11 +112,11 @@ class Generator:
 
 @lru_cache(maxsize=4)
 def make_generator(spec: str) -> Generator:
-    """The generator over the policy that ``spec`` names; ``scripted:extractive`` needs no model.
+    """Makes the generator with the policy that ``spec`` names; ``scripted:extractive`` needs no model.
 
     Raises:
-        UnknownName: no such policy.
-        MissingExtra: what it needs is not installed.
+        UnknownName: there is no such policy.
+        MissingExtra: a package that it needs is not installed.
     """
     if spec == EXTRACTIVE:
         return Generator(ExtractivePolicy())
@@ -128,24 +129,24 @@ class PlannedState(SearchState):
     """All that changes within an episode."""
 
     direct: str | None = None
-    """The generator's answer without a search, where the reward asks for it."""
+    """The generator's answer without a search, if the reward needs it."""
     rag: str | None = None
-    """The generator's answer from one search for the question as it stands."""
+    """The generator's answer from a single search for the question itself."""
     rationality: float = 0.0
-    """How rational the judge rates the plan."""
+    """The judge's rating of the plan's rationality."""
     judged_right: set[str] = field(default_factory=set)
-    """Answers that a judge takes for the accepted one in other words."""
+    """Answers that a judge considers equivalent to an accepted one."""
 
 
 def value_of(answer: str | None, state: PlannedState, scorer: Scorer) -> float:
-    """What an answer scores: 1 where a judge takes it for right, else by ``scorer``; 0 without one."""
+    """Returns the value of an answer: 1 if a judge considers it right, otherwise its score; 0 without an answer."""
     if not answer or answer in state.judged_right:
         return float(bool(answer))
     return scorer(answer, state.task.answers).value
 
 
 def judged_score(state: PlannedState, scorer: Scorer) -> float:
-    """`value_of` the answer of the episode."""
+    """Returns `value_of` the answer of the episode."""
     return value_of(state.answer, state, scorer)
 
 
@@ -156,16 +157,16 @@ class GeneratedAnswer:
     generator: Generator
     search: SearchTool
     scorer: Scorer
-    """Of answers."""
+    """The scorer of answers."""
     compares: bool = False
-    """Whether the generator answers without the plan as well."""
+    """Whether the generator also answers without the plan."""
     judge: PlanJudge | None = None
-    """Rates the plan."""
+    """The judge that rates the plan."""
     answer_judge: AnswerJudge | None = None
-    """Asked about answers that are not right by ``scorer``."""
+    """The judge of answers that are not right according to ``scorer``."""
 
     async def __call__(self, call: TagCall, state: PlannedState) -> ToolReply:
-        """The answer; what the planner wrote between its tags is not read.
+        """Returns the answer. The planner's text in the tags is ignored.
 
         Raises:
             EnvFault: the generator, the judge or the search failed.
@@ -190,7 +191,7 @@ class GeneratedAnswer:
         return answered(written or "", state)
 
     async def _ask(self, judge: AnswerJudge, given: Sequence[str | None], state: PlannedState) -> None:
-        """Notes those of ``given`` that ``judge`` takes for right."""
+        """Records those of ``given`` that ``judge`` considers right."""
         task = state.task
         for answer in dict.fromkeys(given):
             if not answer or self.scorer(answer, task.answers).value >= 1:
@@ -204,17 +205,17 @@ class GeneratedAnswer:
 
 @dataclass(frozen=True)
 class PlanTerms:
-    """What a plan is paid for.
+    """The terms of a planner's reward.
 
     Raises:
-        ConfigurationError: a negative price or weight.
-        UnknownName: no such process or cost.
+        ConfigurationError: a price or a weight is negative.
+        UnknownName: there is no such process or cost.
     """
 
     gains: bool
-    """Whether the outcome is a gain; otherwise it is a score."""
+    """Whether the outcome is the `planning_gain`; otherwise it is the score."""
     found: float
-    """For a plan of which a page holds an accepted answer."""
+    """The reward of a plan with a page that contains an accepted answer."""
     process: Process
     process_weight: float
     cost: Cost
@@ -235,11 +236,11 @@ def planner_reward(
 ) -> dict[str, float]:
     """AI-SearchPlanner: J = R_outcome + lambda R_process - alpha Cost.
 
-    The outcome is the generator's score or the `planning_gain`; the process is the `coverage` of the documents or a judge's
-    rating; the cost is the price of each query, paid when it is asked, or for a plan of few turns a part of the price, see
-    `frugality`. A plan without an end has the score 0, or the least gain, so that an end never pays less; nobody asks the
-    generator then. It has no process reward: a search for the question as it stands often shows the answer, so that
-    searching alone would pay.
+    The outcome is the generator's score or the `planning_gain`. The process reward is the `coverage` of the documents or a
+    judge's rating. The cost is the price of each query, charged with the query, or for the cost ``turns`` a part of the
+    price as in `frugality`. A plan without an end has the score 0, or the least gain, so that ending it is never worse; the
+    generator is not asked then. It also has no process reward: a search for the question itself often shows the answer, so
+    that searching alone would be rewarded.
     """
     parts = dict(answer(state))
     result = state.last.result
@@ -268,13 +269,13 @@ def planner_reward(
 
 
 def _model_writer(spec: str) -> ModelWriter:
-    """The model that ``spec`` names, which decides greedily."""
+    """Makes the model that ``spec`` names, with greedy decoding."""
     check_reached(spec)
     return ModelWriter(make_chat(spec), temperature=0.0, tokens=_VERDICT_TOKENS)
 
 
 def _make_judge(process: Process, judge: PlanJudge | Generator | str) -> PlanJudge | None:
-    """The judge of plans that is given, or over the model that a spec names; none where ``process`` asks for none."""
+    """Returns the given judge of plans, or makes one from a spec; None if ``process`` needs none."""
     if process != "judge":
         return None
     if isinstance(judge, PlanJudge):
@@ -315,30 +316,30 @@ class PlannedSearch(LocalSearch):
         retriever: Retriever | str | None = None,
         **options: Any,
     ) -> None:
-        """Builds an environment.
+        """Makes an environment.
 
         Args:
-            generator: What answers, or the spec of its policy.
-            search_cost: Subtracted for every search; under the cost ``turns`` the most that a plan of few turns earns.
-            found_reward: Process reward of a plan that has found a page with an accepted answer, paid at its end.
-            gain: Whether the outcome is 1/2 more than what the generator's answer has over the better of its answer without
-                a search and its answer from one search for the question, and -1/2 for a plan without an end; otherwise it
-                is the score of its answer.
-            process: ``coverage`` is the share of the supporting documents that the plan has found, ``judge`` what a model
-                thinks of the plan; both are paid at the end.
-            process_weight: Times the process reward (lambda).
-            cost: ``queries`` have a price each; ``turns`` pays for those that a plan of at most ``max_turns`` has saved.
-            judge: What rates plans, or the spec of a model; empty takes the generator, as in the paper.
-            answer_judge: Decides whether an answer that is not right by the scorer says the same as an accepted one, or the
-                spec of a model that does, as in the paper; empty asks nobody.
-            prompt: Opening message; must hold ``{question}``.
-            tasks: Questions with answers that a page can be searched for; None takes those of a small FictionalWorld.
+            generator: The generator, or the spec of its policy.
+            search_cost: The cost of every search; for the cost ``turns``, the most that a plan of few turns can earn.
+            found_reward: The process reward of a plan that found a page with an accepted answer, given at its end.
+            gain: Whether the outcome is 1/2 plus the difference of the score with the plan from the better of the scores
+                without a search and with a single search for the question, and -1/2 for a plan without an end. Otherwise it
+                is the score.
+            process: ``coverage`` is the share of the supporting documents that the plan found, ``judge`` the rating of the
+                plan by a model. Both are given at the end.
+            process_weight: The weight of the process reward (lambda).
+            cost: With ``queries``, each query has a price. With ``turns``, unused turns of the ``max_turns`` are rewarded.
+            judge: The judge of plans, or the spec of a model; empty uses the generator, as in the paper.
+            answer_judge: Decides whether an answer that is not right according to the scorer is equivalent to an accepted
+                one; or the spec of a model that does, as in the paper. Empty uses no judge.
+            prompt: The opening message. It must contain ``{question}``.
+            tasks: Questions with answers that pages can contain; None uses those of a small FictionalWorld.
             retriever: A retriever or its spec; None searches that world by word overlap.
             **options: Further arguments of `LocalSearch`.
 
         Raises:
-            ConfigurationError: a negative cost or weight, or no model that could rate plans.
-            UnknownName: no such process or cost.
+            ConfigurationError: a cost or weight is negative, or there is no model that can rate plans.
+            UnknownName: there is no such process or cost.
         """
         tasks, retriever = on_small_world(tasks, retriever, families=("lookup", "bridge"))
         super().__init__(prompt=prompt, tasks=tasks, retriever=retriever, **options)
@@ -356,14 +357,14 @@ class PlannedSearch(LocalSearch):
                 max_turns=self.max_turns,
             ),
             state=PlannedState,
-            native=None,  # the message explains the tags, in which a plan ends without an answer
+            native=None,  # the prompt explains the tags, by which a plan ends without an answer
         )
 
     @classmethod
     def default_prompt(cls, options: Mapping[str, Any], *, native: bool = False) -> str | None:
-        """None: the message is its own under every outcome."""
+        """Returns None, because the environment has the same message for every outcome."""
         return None
 
     def expert(self) -> Sequence[str] | None:
-        """None: what a plan is worth depends on the generator."""
+        """Returns None, because the value of a plan depends on the generator."""
         return None

@@ -1,7 +1,7 @@
-"""The rewards of AI-SearchPlanner (Mei et al. 2025, arXiv:2508.20368) as pure functions, and who judges plans and answers.
+"""The rewards of AI-SearchPlanner (Mei et al. 2025, arXiv:2508.20368) as pure functions, and its judges.
 
-J = E[R_outcome + lambda R_process - alpha Cost]. The equations of the paper were not at hand; the gain and the cost by turns
-are those that a public description of it gives.
+J = E[R_outcome + lambda R_process - alpha Cost]. The equations of the paper were not available; the gain and the cost by
+turns follow a public description of it.
 """
 
 import re
@@ -23,53 +23,53 @@ the plan end when everything is known? Reply with one JSON object and nothing af
 """
 _NUMBER = re.compile(r"(\d{1,2}(?:\.\d{1,6})?)\s*(?:/|out of|$)")
 _BRACES = str.maketrans("{}", "()")
-"""A query cannot hold an object that a judge might repeat as its own reply."""
+"""Replaces braces, so that a query cannot contain an object that a judge might repeat as its own reply."""
 
 
 def planning_gain(plan: float, direct: float, rag: float) -> float:
-    """R_outcome = 1/2 + S_plan - max(S_direct, S_rag): what planning adds to an answer without it.
+    """R_outcome = 1/2 + S_plan - max(S_direct, S_rag): the gain of planning over an answer without it.
 
     Args:
-        plan: Score of the generator's answer from what the plan has found.
-        direct: Score of its answer without a search.
-        rag: Score of its answer from one search for the question as it stands.
+        plan: The score of the generator's answer from what the plan found.
+        direct: The score of its answer without a search.
+        rag: The score of its answer from a single search for the question itself.
     """
     return 0.5 + plan - max(direct, rag)
 
 
 LEAST_GAIN = -0.5
-"""The least that `planning_gain` can be: an answer is right without the plan, and with it there is none or a wrong one."""
+"""The minimum of `planning_gain`: the answer is right without the plan, and missing or wrong with it."""
 
 
 def frugality(turns: int, most: int) -> float:
-    """max(0, 1 - L / T) for a plan of L of at most T turns."""
+    """max(0, 1 - L / T) for a plan with L of at most T turns."""
     return max(0.0, 1.0 - turns / most) if most else 0.0
 
 
 def coverage(found: Collection[str], needed: Sequence[str]) -> float:
-    """The share of the documents that a question needs which the plan has found; 0 where none is named."""
+    """Returns the share of the documents that a question needs which the plan found; 0 if the question names none."""
     return sum(one in found for one in needed) / len(needed) if needed else 0.0
 
 
 @dataclass(frozen=True)
 class PlanJudge:
-    """Rates the rationality of a plan by a language model, which in the paper is the generator itself."""
+    """Rates the rationality of a plan by a language model; in the paper, that is the generator itself."""
 
     writer: ModelWriter
 
     async def rate(self, question: str, steps: Sequence[tuple[str, Sequence[str]]]) -> float:
-        """R_process from 0 to 1.
+        """Returns R_process in [0, 1].
 
-        What the planner wrote stands in the prompt. Where that makes a reply unreadable, too long or refused, the plan is
-        rated 0, because a failure would take the episode out of the loss.
+        The prompt contains the planner's text. If that makes the reply unreadable, too long or refused, the plan is rated 0,
+        because a failure would exclude the episode from the loss.
 
         Args:
-            question: Of the task.
-            steps: Each query, and the titles of what it found.
+            question: The question of the task.
+            steps: Each query with the titles of its results.
 
         Raises:
             Fault: the model failed.
-            ConfigurationError: it is not configured as it should be.
+            ConfigurationError: the model is not configured correctly.
         """
         lines = [
             f"{i}. {query.translate(_BRACES)} -> {'; '.join(titles) or 'nothing'}"
@@ -88,21 +88,21 @@ class PlanJudge:
 
 @dataclass(frozen=True)
 class AnswerJudge:
-    """Says by a language model whether an answer says the same as an accepted one.
+    """Decides by a language model whether an answer is equivalent to an accepted one.
 
-    Of equal answers it remembers the verdict. A reply that cannot be read, or is refused, is no: the plan decides what the
-    generator has read, and a failure would take the episode out of the loss.
+    Verdicts are cached. A reply that cannot be parsed, or is refused, counts as no: the plan decides what the generator has
+    read, and a failure would exclude the episode from the loss.
     """
 
     writer: ModelWriter
     known: dict[tuple[str, tuple[str, ...], str], bool] = field(default_factory=dict, repr=False)
 
     async def is_right(self, question: str, accepted: Sequence[str], answer: str) -> bool:
-        """Whether ``answer`` says the same as one of ``accepted``.
+        """Whether ``answer`` is equivalent to one of ``accepted``.
 
         Raises:
             Fault: the model failed.
-            ConfigurationError: it is not configured as it should be.
+            ConfigurationError: the model is not configured correctly.
         """
         case = (question, tuple(accepted), answer)
         if case not in self.known:

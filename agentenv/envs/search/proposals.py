@@ -1,4 +1,4 @@
-"""A proposal of self-play: a question with its answer, what was searched for it, and the rules that it must keep. Pure."""
+"""A proposal of self-play: a question with its answer and the searches for it, and the rules that it has to satisfy."""
 
 import re
 import unicodedata
@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from agentenv.core.grammar import between
-from agentenv.core.scoring.evidence import stands_in
+from agentenv.core.scoring.evidence import contains_phrase
 from agentenv.core.scoring.normalize import apart, squad
 from agentenv.core.types import Document
 from agentenv.errors import ConfigurationError
 
 UNKNOWN = "unknown"
-"""What a verifier answers where the documents do not tell. Nobody's gold: a proposer that asked what cannot be known would
-agree with every honest verifier."""
+"""A verifier's answer if the documents do not contain the answer. It must not be a gold answer: a proposer of questions that
+cannot be answered would agree with every honest verifier."""
 
 _WORD = re.compile(r"\d+(?:[.,:/]\d+)+|\w+")
 _NUMBERED = re.compile(r"^Doc \d+(?=\(Title: )", re.MULTILINE)
@@ -21,40 +21,40 @@ _NUMBERED = re.compile(r"^Doc \d+(?=\(Title: )", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Proposal:
-    """What a proposer hands in."""
+    """What a proposer submits."""
 
     question: str
-    """Empty where there is no complete question."""
+    """Empty if there is no complete question."""
     answer: str
-    """The gold: the one that was given, or the proposer's own; empty where there is none."""
+    """The gold answer: the given one, or the proposer's own; empty if there is none."""
     queries: tuple[str, ...] = ()
-    """What was searched, in order."""
+    """The search queries, in order."""
     documents: tuple[str, ...] = ()
-    """The passages that were shown, letter for letter, each once, without their numbers."""
+    """The passages exactly as they were shown, without duplicates and numbers."""
     thoughts: tuple[str, ...] = ()
-    """What was thought before its actions, between ``<think>`` and ``</think>``."""
+    """The thoughts before its actions, between ``<think>`` and ``</think>``."""
 
 
 @dataclass(frozen=True)
 class QuestionRules:
-    """Bounds of the rules; the published ones (SSP) are 10 characters, 1000 characters, 10 words and 2 searches.
+    """Limits of the rules; the published ones (SSP) are 10 characters, 1000 characters, 10 words and 2 searches.
 
     Raises:
-        ConfigurationError: a bound below 0, or the upper one below the lower.
+        ConfigurationError: a limit is below 0, or the upper one is below the lower one.
     """
 
     min_chars: int = 10
-    """Fewest characters of a question."""
+    """Smallest number of characters of a question."""
     max_chars: int = 1000
-    """Most characters."""
+    """Largest number of characters of a question."""
     min_words: int = 4
-    """Fewest words; questions of a FictionalWorld have as few as 4."""
+    """Smallest number of words of a question; questions of a FictionalWorld have as few as 4."""
     searches: int = 1
-    """Fewest searches of an episode; questions of one hop need 1."""
+    """Smallest number of searches of an episode; questions with one hop need 1."""
     searched_answer: bool = False
-    """Whether an answer that stands in a query is refused."""
+    """Whether an answer that a query contains is refused."""
     quotes: bool = False
-    """Whether all thoughts, at least one, must be quotes of what was shown: ``TITLE: words of that document``."""
+    """Whether there must be thoughts, all of them quotes of what was shown: ``TITLE: words of that document``."""
 
     def __post_init__(self) -> None:
         if min(self.min_chars, self.min_words, self.searches) < 0 or self.max_chars < self.min_chars:
@@ -65,7 +65,7 @@ class QuestionRules:
 
 
 Filter = Callable[[Proposal, QuestionRules], bool]
-"""True refuses."""
+"""A function that returns True if a proposal violates the rule."""
 
 FILTERS: Mapping[str, Filter] = {
     "no_question": lambda p, _: not p.question.strip(),
@@ -81,35 +81,35 @@ FILTERS: Mapping[str, Filter] = {
         rules.searched_answer and any(_names(query, p.answer) for query in p.queries)
     ),
     "misquoted": lambda p, rules: rules.quotes and not _quotes(p.thoughts, p.documents),
-    "copied": lambda p, _: any(stands_in(as_read(p.question), as_read(one)) for one in p.documents),
+    "copied": lambda p, _: any(contains_phrase(as_read(p.question), as_read(one)) for one in p.documents),
 }
-"""The rules by name, in the order in which they are tried."""
+"""The rules by name, in the order in which they are checked."""
 
 
 def refusal(proposal: Proposal, rules: QuestionRules) -> str | None:
-    """The name of the first rule that refuses ``proposal``; None where it keeps them all."""
+    """Returns the name of the first rule that ``proposal`` violates; None if it satisfies all rules."""
     return next((name for name, refuses in FILTERS.items() if refuses(proposal, rules)), None)
 
 
 def as_read(text: str) -> str:
-    """``text`` as a reader sees it: without invisible characters, and with one spelling for letters of several (NFKC)."""
+    """Returns ``text`` as a reader sees it: without invisible characters, and with normalised letters (NFKC)."""
     return "".join(
         letter for letter in unicodedata.normalize("NFKC", text) if unicodedata.category(letter) != "Cf"
     )
 
 
 def _names(text: str, answer: str) -> bool:
-    """Whether the words of ``answer`` stand in ``text``, also with a mark beside them: "Ely" in "Ely's" and "Ely-born".
+    """Whether ``text`` contains the words of ``answer``, also next to punctuation: "Ely" in "Ely's" and "Ely-born".
 
-    A number is one word: 5 is not in "3.5", nor 10 in "10,000" or "10:30".
+    A number is a single word: 5 is not in "3.5", and 10 is not in "10,000" or "10:30".
     """
     text, answer = as_read(text), as_read(answer)
     words, wanted = (" ".join(_WORD.findall(one.lower())) for one in (text, answer))
-    return stands_in(answer, text) or bool(wanted and f" {wanted} " in f" {words} ")
+    return contains_phrase(answer, text) or bool(wanted and f" {wanted} " in f" {words} ")
 
 
 def _quotes(thoughts: Sequence[str], documents: Sequence[str]) -> bool:
-    """Whether there are thoughts, each of them the title of a document, a colon and words of it, letter for letter."""
+    """Whether there are thoughts, each of which is the title of a document, a colon and an exact quote of it."""
     pairs = [(document.title, document.text) for document in as_documents(documents)]
     return bool(thoughts) and all(
         any(title == named and words and words in text for title, text in pairs)
@@ -118,9 +118,9 @@ def _quotes(thoughts: Sequence[str], documents: Sequence[str]) -> bool:
 
 
 def documents_shown(observations: Sequence[str]) -> tuple[str, ...]:
-    """The passages in the observations of a search environment, each once, in the order of their first appearance.
+    """Returns the passages in the observations of a search environment, without duplicates, in order of appearance.
 
-    They are taken as they were shown: what was cut off, the proposer has not seen.
+    They are taken as they were shown, because the proposer has not seen what was cut off.
     """
     bodies = [body for text in observations for body in between(text, "<information>", "</information>")]
     passages = [part.strip() for body in bodies for part in _NUMBERED.split(body)[1:]]
@@ -128,12 +128,12 @@ def documents_shown(observations: Sequence[str]) -> tuple[str, ...]:
 
 
 def as_documents(passages: Sequence[str]) -> list[Document]:
-    """Passages as `documents_shown` gives them, as a corpus: ids count from 0, a passage without a title is left out."""
+    """Makes a corpus of passages from `documents_shown`: ids count from 0; passages without a title are dropped."""
     parts = [re.fullmatch(r"(?s)\(Title: (.*?)\) (.*)", passage) for passage in passages]
     return [Document(str(i), part[1], part[2]) for i, part in enumerate(parts) if part]
 
 
 def as_page(documents: Sequence[str]) -> str:
-    """``documents`` numbered from 1, between information tags."""
+    """Returns ``documents``, numbered from 1, between information tags."""
     lines = "\n".join(f"Doc {number}{document}" for number, document in enumerate(documents, 1))
     return f"<information>{lines}</information>"

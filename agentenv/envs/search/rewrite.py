@@ -1,6 +1,6 @@
-"""``agentenv/Rewrite-v0``: say the last question of a conversation so that a search finds its passage (ConvSearch-R1).
+"""``agentenv/Rewrite-v0``: rewrite the last question of a conversation so that a search finds its passage (ConvSearch-R1).
 
-One action: a thought, a newline, the rewritten question. It is searched, and the rank of the gold passage is the reward.
+The single action consists of a thought, a newline and the rewritten question. The reward is the rank of the gold passage.
 """
 
 import re
@@ -41,14 +41,14 @@ _FORM = re.compile(
     r"\s*<think>(?:(?!</?think>).)+</think>\n<rewrite>((?:(?!</?rewrite>).)+)</rewrite>\s*", re.DOTALL
 )
 _MALFORMED = -0.1
-_MISSED = -0.2
+_NOT_FOUND_REWARD = -0.2
 RewardName = Literal["rank", "curriculum"]
 
 
 def rank_reward(rank: int | None) -> float:
     """ConvSearch-R1's reward (Zhu et al. 2025) for the gold passage at ``rank`` from 1.
 
-    19/9 - R/9 down to rank 10 (2 to 1), 10/9 - R/90 down to rank 100 (1 to 0), 0 beyond and where it was not found (None).
+    19/9 - R/9 down to rank 10 (2 to 1), 10/9 - R/90 down to rank 100 (1 to 0), 0 beyond and if it was not found (None).
     """
     if rank is None or rank > 100:
         return 0.0
@@ -58,11 +58,11 @@ def rank_reward(rank: int | None) -> float:
 def curriculum_reward(rank: int | None, paid_ranks: int = 100) -> float:
     """ConvSearch-R1's other reward, for the gold passage at ``rank`` from 1: 1 - (R - 1) / 99 down to rank ``paid_ranks``.
 
-    0 from there down to rank 100, and -.2 beyond and where it was not found (None). The published run pays all 100 ranks in
-    its first quarter and 10 afterwards.
+    It is 0 from there down to rank 100, and -.2 beyond and if it was not found (None). The published run rewards all 100
+    ranks in its first quarter, and 10 afterwards.
     """
     if rank is None or rank > 100:
-        return _MISSED
+        return _NOT_FOUND_REWARD
     return 1 - (rank - 1) / 99 if rank <= paid_ranks else 0.0
 
 
@@ -72,14 +72,14 @@ class RewriteState:
 
     task: Task
     rewrite: str | None = None
-    """None where the action had another form than the one that is asked for."""
+    """None if the action does not have the required format."""
     rank: int | None = None
 
 
 def rewrite_reward(state: RewriteState, name: RewardName = "rank", paid_ranks: int = 100) -> float:
-    """ConvSearch-R1: `rank_reward` of the gold passage, and -.1 for another form; or `curriculum_reward`.
+    """ConvSearch-R1: `rank_reward` of the gold passage, and -.1 for a wrong format; or `curriculum_reward`.
 
-    Under the latter another form costs as much as a search that misses, so that it is no way out of one.
+    With the latter, a wrong format costs as much as a search that misses, so that it is no way to avoid that.
     """
     if name == "curriculum":
         return curriculum_reward(state.rank, paid_ranks)
@@ -87,7 +87,7 @@ def rewrite_reward(state: RewriteState, name: RewardName = "rank", paid_ranks: i
 
 
 class Rewrite(AsyncEnv[RewriteState]):
-    """One rewriting of one question."""
+    """Rewrite one question in a single turn."""
 
     reward_ceiling: float = 2.0
     reports_searches: ClassVar[bool] = True
@@ -113,23 +113,24 @@ class Rewrite(AsyncEnv[RewriteState]):
         count_tokens: Callable[[str], int] | None = None,
         render_mode: str | None = None,
     ) -> None:
-        """Builds an environment.
+        """Makes an environment.
 
         Args:
-            tasks: Questions with ``data["supporting_ids"]``, of which the one that is found first counts, and in
-                ``data["history"]`` the pairs of question and answer before them. Of a question with a ``path`` the last
-                document is looked for. None makes conversations of a small FictionalWorld.
+            tasks: Questions with ``data["supporting_ids"]``, of which the first one found counts, and with the earlier pairs
+                of question and answer in ``data["history"]``. For a question with a ``path``, the last document has to be
+                found. None makes conversations about a small FictionalWorld.
             retriever: A retriever or its spec; None searches that world by word overlap.
-            depth: How far down the ranking the gold passage is looked for.
-            reward: ``rank`` pays `rank_reward`, ``curriculum`` pays `curriculum_reward`.
-            paid_ranks: Ranks that the latter pays, 1 to 100; the task sampler ``curriculum`` changes it with the steps.
-            prompt: Opening message; must hold ``{conversation}``.
-            count_tokens: Of no use: there are no observations to bound.
+            depth: The number of results in which the gold passage is searched.
+            reward: ``rank`` uses `rank_reward`, ``curriculum`` uses `curriculum_reward`.
+            paid_ranks: Number of rewarded ranks for the latter, 1 to 100. The task sampler ``curriculum`` changes it over
+                the steps.
+            prompt: The opening message. It must contain ``{conversation}``.
+            count_tokens: Not used, because there are no observations to limit.
             render_mode: ``ansi`` or None.
 
         Raises:
-            UnknownName: no such reward.
-            ConfigurationError: ``paid_ranks`` out of range.
+            UnknownName: there is no such reward.
+            ConfigurationError: ``paid_ranks`` is out of range.
         """
         super().__init__(render_mode=render_mode)
         check_known("reward", reward, get_args(RewardName))
@@ -149,13 +150,13 @@ class Rewrite(AsyncEnv[RewriteState]):
         self._prompt = prompt
 
     def held_tasks(self) -> Sequence[Task]:
-        """The tasks that it was given, or those of its default."""
+        """Returns the tasks given to the constructor, or the default ones."""
         return self._tasks
 
     async def areset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Info]:
-        """Shows the conversation of ``options["task"]``, or of one drawn by the seed.
+        """Shows the conversation of ``options["task"]``, or of a task drawn with the seed.
 
         Raises:
             DatasetError: the task names no gold passage.
@@ -172,7 +173,7 @@ class Rewrite(AsyncEnv[RewriteState]):
         return (Message("user", self._prompt.replace("{conversation}", conversation)),), {"task_id": task.id}
 
     async def astep(self, action: str) -> Step:
-        """Searches the rewriting and ends the episode.
+        """Searches for the rewritten question and ends the episode.
 
         Raises:
             EpisodeOver: the episode has ended or was never reset.
@@ -201,7 +202,7 @@ class Rewrite(AsyncEnv[RewriteState]):
         )
 
     def expert(self) -> Sequence[str] | None:
-        """The search of the last hop where the task carries its path, else the rewriting of a person where it has one."""
+        """Returns the search of the last hop if the task has its path, or else a human's rewriting if there is one."""
         data = self.state.task.data
         path, rewrite = data.get("path", ()), data.get("rewrite")
         if path:
@@ -211,13 +212,13 @@ class Rewrite(AsyncEnv[RewriteState]):
         return (f"<think>{thought}</think>\n" + written_block("rewrite", rewrite),) if rewrite else None
 
     def render(self) -> str:
-        """The question, its rewriting and the rank that it got."""
+        """Shows the question, its rewriting and the rank."""
         state = self.state
         return f"{state.task.question} -> {state.rewrite} (rank {state.rank})"
 
 
 def _gold(task: Task) -> tuple[str, ...]:
-    """The passages that the last question is after; the best rank of any of them counts."""
+    """Returns the passages that answer the last question; the best rank of any of them counts."""
     path = task.data.get("path", ())
     return (path[-1]["document"],) if path else tuple(task.data["supporting_ids"])
 
@@ -232,7 +233,7 @@ _SEARCHES = {relation.name: relation.search for relations in RELATIONS.values() 
 
 
 def as_conversation(task: Task) -> Task:
-    """A question of several hops as a conversation: one turn a hop, the last one about "it"; others as they are."""
+    """Converts a question with several hops to a conversation: one turn per hop, the last one about "it"."""
     path = task.data.get("path", ())
     if len(path) < 2 or "history" in task.data:
         return task

@@ -1,7 +1,7 @@
-"""The loop of every search environment, and the options that they share.
+"""The loop of all search environments, and their common options.
 
-A variant names its parts: how an action is read, which tools it may call, what ends the episode, and what a turn earns.
-Nothing else changes from variant to variant.
+A variant defines its parts: how an action is parsed, which tools it may call, what ends the episode, and how a turn is
+rewarded. Everything else is common.
 """
 
 import hashlib
@@ -47,48 +47,48 @@ My last action was not valid. If I want to search, I have to put the query betwe
 If I want to answer, I have to put the answer between <answer> and </answer>. Let me try again.
 """
 _NUMBER = re.compile(r"^\W*(?:Doc )?\d+\W+")
-"""What stands before a passage on a page that numbers its passages."""
+"""Matches the number before a passage on a page with numbered passages."""
 
 
 class Hop(TypedDict, total=False):
-    """One step on the way to an answer: what the expert searches, and what it finds there."""
+    """One step on the way to an answer: the expert's query and what it finds."""
 
     query: Required[str]
     answer: str
     entity: str
     relation: str
     document: str
-    """Id of the document that holds the answer."""
+    """The id of the document that contains the answer."""
 
 
 @dataclass(frozen=True)
 class SearchParts:
-    """What a search environment is made of. Parts keep nothing of an episode: its state is handed to them."""
+    """The parts of a search environment. They store nothing about an episode, and get its state as an argument."""
 
     opening: Callable[[Task], str]
-    """From a task to the first message."""
+    """Makes the first message from a task."""
     parser: Callable[[str], TagCall | None]
-    """From the text of an action to what it asks for; None where it is malformed."""
+    """Parses the text of an action; returns None if it is malformed."""
     tools: Mapping[str, ToolFunction]
-    """By tag, the tools after which the episode goes on."""
+    """The tools after which the episode continues, by tag."""
     reward: Reward
-    """From the state after a turn to what the turn earns, by part."""
+    """Returns the named parts of a turn's reward from the state after the turn."""
     submit: ToolFunction = submit_answer
-    """What the tag ``final_tag`` of the environment calls; it ends the episode."""
+    """The tool of the environment's ``final_tag``, which ends the episode."""
     last_parser: Callable[[str], TagCall | None] | None = None
-    """The parser of the turn after the last search; None leaves it to ``parser``."""
+    """The parser of the turn after the last search; None uses ``parser``."""
     correction: str | None = CORRECTION
-    """What is shown after a malformed action; None ends the episode there."""
+    """Shown after a malformed action; None ends the episode there."""
     beside: Callable[[str, Any], Awaitable[Mapping[str, Any]]] | None = None
-    """From the text of an action and the state to what else the action says, as entries of ``info``."""
+    """Parses everything else in an action, from its text and the state, as entries of ``info``."""
     state: Callable[[Task, int], SearchState] = SearchState
-    """From a task and a seed to the state of a new episode."""
+    """Makes the state of a new episode from a task and a seed."""
     native: NativeActions | None = None
-    """The actions as tools, for a model that calls tools in the form that it was trained in; None has no such form."""
+    """The actions as tools for models that call tools in their native form; None if there is no such form."""
 
 
 class SearchEnv(AsyncEnv[SearchState]):
-    """Base of the environments that search; a subclass sets ``parts`` in its constructor."""
+    """Base class of search environments. A subclass sets ``parts`` in its constructor."""
 
     reports_searches: ClassVar[bool] = True
     reads_thoughts: ClassVar[bool] = True
@@ -96,13 +96,13 @@ class SearchEnv(AsyncEnv[SearchState]):
     reward_options: ClassVar[frozenset[str]] = frozenset(
         {"scorer", "found_reward", "outcome", "outcome_options"}
     )
-    """Of the evaluations of a run; that of the reward and those of the paper are among them."""
+    """Default scorers of evaluations, including that of the reward and those of the paper."""
     client_data: ClassVar[Mapping[str, Any]] = {"path": tuple[Hop, ...]}
     final_tag: ClassVar[str] = "answer"
     """The tag that ends the episode."""
     parts: SearchParts
     _call_replies: tuple[str | None, ...] = ()
-    """What each call of the present turn is told, where it has several; see `CalledAction`."""
+    """The reply to each call of the present turn, if it has several; see `CalledAction`."""
 
     def __init__(
         self,
@@ -122,30 +122,30 @@ class SearchEnv(AsyncEnv[SearchState]):
         count_tokens: Callable[[str], int] | None = None,
         render_mode: str | None = None,
     ) -> None:
-        """Makes what most variants need: ``tasks``, the tool ``search``, ``scorer`` and ``answer_reward``.
+        """Sets what most variants need: ``tasks``, the tool ``search``, ``scorer`` and ``answer_reward``.
 
         Args:
-            tasks: Questions with answers; None takes those of a small FictionalWorld.
+            tasks: Questions with answers; None uses those of a small FictionalWorld.
             retriever: A retriever or its spec, such as ``faiss:DIR``; None searches that world by word overlap.
-            k: Passages a query.
-            max_turns: Turns before the last one, in which only an answer counts.
-            observation_tokens: Bound of one observation; its body is cut so that both tags survive.
-            snippet_words: Words of each passage that a search shows, the rest is for ``<read>``; None shows all.
-            scorer: Name of the scorer that gives the reward.
-            found_reward: Reward of the first turn whose observation holds an accepted answer as whole words, for credit by
-                turn (MT-GRPO: 0.5); where answers are yes or no, no turn earns it.
-            outcome: Row of `agentenv.envs.search.outcomes.OUTCOMES`, or ``module:name`` of a function from an `Ending`: what
-                the end is worth; ``answer`` is the score alone.
+            k: Number of passages per query.
+            max_turns: Number of turns before the last one, in which only an answer counts.
+            observation_tokens: Largest size of one observation. Its body is cut such that both tags remain.
+            snippet_words: Number of words of each passage that a search shows; ``<read>`` shows the rest. None shows all.
+            scorer: The name of the scorer that gives the reward.
+            found_reward: The reward of the first turn whose observation contains an accepted answer as whole words, for
+                credit by turn (MT-GRPO: 0.5). If the answer is yes or no, no turn earns it.
+            outcome: A name of `agentenv.envs.search.outcomes.OUTCOMES`, or ``module:name`` of a function of an `Ending`: the
+                reward of the end. ``answer`` is the score alone.
             outcome_options: Options of the outcome, such as ``retrieval`` of ``graded_format``.
-            queries: Queries that one turn may ask, further ones are left out; 1 is sequential search, None any number.
-            repeat_notice: Whether a query that the episode has asked before is not searched again, and a notice says so
+            queries: Largest number of queries in one turn; further ones are ignored. 1 is sequential, None is no limit.
+            repeat_notice: Whether a query that was asked before is answered with a notice instead of a search
                 (HybridDeepSearcher).
-            count_tokens: Length of a text in tokens; None counts words.
+            count_tokens: Returns the length of a text in tokens; None counts words.
             render_mode: ``ansi`` or None.
 
         Raises:
-            ConfigurationError: a bound below 1.
-            UnknownName: no such outcome, option of it, scorer or retriever.
+            ConfigurationError: a limit is below 1.
+            UnknownName: there is no such outcome, option of it, scorer or retriever.
         """
         super().__init__(render_mode=render_mode)
         if min(k, observation_tokens, 1 if queries is None else queries) < 1 or max_turns < 0:
@@ -166,16 +166,16 @@ class SearchEnv(AsyncEnv[SearchState]):
         self.answer_reward = partial(answer_reward, scorer=self.scorer, outcome=ends, found=found_reward)
 
     def held_tasks(self) -> Sequence[Task]:
-        """The tasks that it was given, or those of its default."""
+        """Returns the tasks given to the constructor, or the default ones."""
         return self.tasks
 
     async def areset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Info]:
-        """Poses ``options["task"]``, or a task drawn by the seed.
+        """Poses ``options["task"]``, or a task drawn with the seed.
 
         Raises:
-            DatasetError: there is no task, or it has no answers.
+            DatasetError: there is no task, or the task has no answers.
         """
         await super().areset(seed=seed, options=options)
         task = self.choose_task(options)
@@ -190,15 +190,15 @@ class SearchEnv(AsyncEnv[SearchState]):
         return (Message("user", opening),), {"task_id": task.id}
 
     def _native_actions(self) -> NativeActions | None:
-        """The actions as tools, where the policy calls them so."""
+        """Returns the actions as tools, if the policy uses its native form."""
         return self.parts.native if self.native else None
 
     def native_tools(self) -> Sequence[NativeTool]:
-        """The actions as tools; none where they have no such form."""
+        """Returns the actions as tools; empty if they have no native form."""
         return () if self.parts.native is None else self.parts.native.tools
 
     def native_action(self, turn: AssistantTurn) -> str:
-        """The calls of ``turn`` as an action in tags, or its text where the environment has no tools."""
+        """Converts the calls of ``turn`` to an action in tags; returns its text if the environment has no native tools."""
         native = self.parts.native
         if native is None:
             return super().native_action(turn)
@@ -207,13 +207,13 @@ class SearchEnv(AsyncEnv[SearchState]):
         return called.text
 
     async def astep(self, action: str) -> Step:
-        """Runs the call in ``action``, and rewards what came of them.
+        """Runs the calls in ``action`` and rewards the results.
 
         Raises:
             EpisodeOver: the episode has ended or was never reset.
-            Fault: a tool failed; this is never the policy's doing, and the episode stays where it was.
+            Fault: a tool failed; the policy cannot cause this, and the episode stays in its state.
         """
-        # Taken first: after a fault the next action is another turn.
+        # Reset first, because after a fault the next action is another turn.
         answers, self._call_replies = self._call_replies or (None,), ()
         self.check_running(action)
         parts, state = self.parts, self.state
@@ -243,7 +243,7 @@ class SearchEnv(AsyncEnv[SearchState]):
         )
 
     def cut_reward(self) -> float:
-        """What it would earn at the limit of turns: it ends without an answer."""
+        """Returns the reward of an episode that reaches the turn limit without an answer."""
         state = self.state
         state.record.append(ToolReply(end=EndReason.TURN_LIMIT))
         try:
@@ -266,18 +266,18 @@ class SearchEnv(AsyncEnv[SearchState]):
         return await parts.tools[call.tag](call, self.state)
 
     def anchor_key(self) -> str:
-        """The question and the set of passages seen: what was asked in between does not matter."""
+        """Returns a key of the question and the set of passages seen; the queries in between do not matter."""
         seen = sorted(self.state.by_id)
         return hashlib.sha256("\n".join([self.state.task.id, *seen]).encode()).hexdigest()[:16]
 
     def expert_gives_up(self) -> str | None:
-        """An empty answer, unless every supporting document stands whole on a page.
+        """Returns an empty answer unless every supporting document was shown completely.
 
-        Where the task names none: unless a page holds an accepted answer, or any page was shown and the answer is yes or no,
-        which no page holds.
+        If the task names none, a page has to contain an accepted answer; for yes or no, which no page can contain, any page
+        suffices.
 
         Raises:
-            ConfigurationError: the task carries no path of searches, and the expert searched nothing.
+            ConfigurationError: the task has no path of searches, and the expert did not search.
         """
         state, seen = self.state, "\n".join(self.state.pages)
         if self.final_tag != "answer":
@@ -297,20 +297,20 @@ class SearchEnv(AsyncEnv[SearchState]):
         return None if was_shown else "<answer></answer>"
 
     def render(self) -> str:
-        """The question, what was searched and the answer so far."""
+        """Shows the question, the searches and the answer so far."""
         state = self.state
         return f"{as_question(state.task.question)} [{len(state.retrieved)} queries] -> {state.answer}"
 
 
 def thinking(thought: str, action: str) -> str:
-    """``action`` behind ``thought``, which stands between tags."""
+    """Puts ``thought`` in its tags before ``action``."""
     return f"<think>{thought}</think>{action}"
 
 
 def on_small_world(
     tasks: Sequence[Task] | None, retriever: Retriever | str | None, *, families: tuple[str, ...] = ()
 ) -> tuple[Sequence[Task], Retriever | str]:
-    """What is given; in place of what is None the questions of a small FictionalWorld and its search by word overlap."""
+    """Returns the arguments, with the questions of a small FictionalWorld and its search by word overlap for None."""
     if tasks is not None and retriever is not None:
         return tasks, retriever
     world = FictionalWorld.generate(WorldConfig(documents=200, questions=50, families=families))

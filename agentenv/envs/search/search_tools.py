@@ -1,4 +1,4 @@
-"""The parts that most search environments share: the parser of tags, the tools to search and to read, and the answer."""
+"""Common parts of search environments: the parser of tags, the search and read tools, and the answer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ from agentenv.retrievers.base import found_by
 
 @dataclass(frozen=True)
 class TagParser:
-    """Reads an action: its earliest complete pair of tags decides."""
+    """Parses an action: its first complete pair of tags counts."""
 
     tags: tuple[str, ...]
-    """The tags that decide."""
+    """The tags to look for."""
     filled: tuple[str, ...] = ("search",)
-    """The tags that ask for nothing where they are empty."""
+    """The tags that are ignored if they are empty."""
 
     def __call__(self, action: str) -> TagCall | None:
-        """What ``action`` asks for; None where it is malformed."""
+        """Parses ``action``; None if it is malformed."""
         block = earliest_block(action, self.tags)
         if block is None or (block.tag in self.filled and not block.content):
             return None
@@ -30,38 +30,38 @@ class TagParser:
 
 
 class FoundPassages(NamedTuple):
-    """What was found for one query of a turn."""
+    """The results of one query of a turn."""
 
     place: int
-    """Place of the query among those of its turn, from 1."""
+    """Index of the query in its turn, from 1."""
     query: str
     passages: Sequence[Passage]
 
 
 @dataclass(frozen=True)
 class SearchTool:
-    """Searches every line of its text as a query, all of them together."""
+    """Searches for every line of its text as a query, all in one batch."""
 
     retriever: Retriever
     k: int
-    """Passages a query."""
+    """Number of passages per query."""
     format: PageFormat
     queries: int | None = None
-    """Queries of one call, further ones are left out; None is any number."""
+    """Largest number of queries per call; further ones are ignored. None is no limit."""
     repeat_notice: bool = False
-    """Whether a query that was asked before is answered with a notice in place of passages."""
+    """Whether a query that was asked before is answered with a notice instead of passages."""
 
     async def __call__(self, call: TagCall, state: SearchState) -> ToolReply:
-        """The page of what is found.
+        """Returns the page of results.
 
         Raises:
-            RetrieverFault: the search failed; this is never the policy's doing.
+            RetrieverFault: the search failed; the policy cannot cause this.
         """
         lines = [line.strip() for line in call.text.splitlines() if line.strip()]
         return await self.search(lines[: self.queries], state, call.action)
 
     async def rank(self, texts: Sequence[str], state: SearchState) -> list[list[Passage]]:
-        """What is found for each of ``texts``; the state stays as it is.
+        """Returns the results of each of ``texts`` without changing the state.
 
         Raises:
             RetrieverFault: the search failed.
@@ -74,7 +74,7 @@ class SearchTool:
         return await found_by(self.retriever, queries, self.k) if queries else []
 
     async def search(self, texts: list[str], state: SearchState, action: str = "") -> ToolReply:
-        """The page of what is found for ``texts``, which ``action`` asked for.
+        """Returns the page of results for ``texts``, the queries in ``action``.
 
         Raises:
             RetrieverFault: the search failed.
@@ -100,19 +100,19 @@ class SearchTool:
         return ToolReply(self.format.page(body), result)
 
     async def body(self, found: Sequence[FoundPassages], state: SearchState, action: str) -> str:
-        """What the page says of what was found: all passages, each once.
+        """Returns the body of the page: all passages found, without duplicates.
 
-        It repeats no query, and no number stands alone in what it adds: a page that shows an accepted answer may be paid
-        for, and words of the policy would show whatever it guesses.
+        It repeats no query, and adds no isolated numbers. A page that contains an accepted answer may be rewarded, so a text
+        of the policy on a page could contain its guesses.
         """
         passages = {passage.id: passage for one in found for passage in one.passages}
         return self.format.passages(list(passages.values()))
 
 
 def new_queries(texts: Sequence[str], before: Sequence[str]) -> dict[int, str]:
-    """The queries, by their places from 1, that were asked neither before nor earlier in ``texts``.
+    """Returns the queries, by their index from 1, that were asked neither before nor earlier in ``texts``.
 
-    Case and spaces do not count.
+    Case and spaces are ignored.
     """
     known = {_plain(query) for query in before}
     new: dict[int, str] = {}
@@ -129,12 +129,12 @@ def _plain(query: str) -> str:
 
 @dataclass(frozen=True)
 class ReadTool:
-    """Shows what was found before under a title, whole: of a document in parts, each part that was found."""
+    """Shows the passages found before under a title in full; of a document in parts, each part that was found."""
 
     format: PageFormat
 
     async def __call__(self, call: TagCall, state: SearchState) -> ToolReply:
-        """The passages with the title that is asked for."""
+        """Returns the passages with the title in the call."""
         title = call.text
         passages = state.titled(title)
         if not passages:
@@ -146,7 +146,7 @@ class ReadTool:
 
 
 async def submit_answer(call: TagCall, state: SearchState) -> ToolReply:
-    """Ends the episode with the text of the call as its answer."""
+    """Ends the episode with the text of the call as the answer."""
     return answered(call.text, state)
 
 

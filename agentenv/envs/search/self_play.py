@@ -1,7 +1,7 @@
 """Self-play over a corpus: ``agentenv/SearchProposer-v0`` poses questions, ``agentenv/SearchSolver-v0`` answers them.
 
-Both search and read as ``LocalSearch`` does. What a proposal is worth, others decide: alone, the proposer's environment
-rewards keeping the rules of ``proposals.py``. ``RoleTurn`` is the one written turn of a role that does not search.
+Both search and read like ``LocalSearch``. A game decides the value of a proposal; alone, the proposer's environment rewards
+proposals that satisfy the rules of ``proposals.py``. ``RoleTurn`` is the single turn of a role that does not search.
 """
 
 import copy
@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 from agentenv.core.env import Env
 from agentenv.core.grammar import between, earliest_block, written_block
 from agentenv.core.prompt_templates import require_placeholder
-from agentenv.core.scoring.evidence import stands_in
+from agentenv.core.scoring.evidence import contains_phrase
 from agentenv.core.scoring.scorers import check_answers
 from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task
 from agentenv.data.world import FictionalWorld, WorldConfig
@@ -53,54 +53,54 @@ Let me try again.
 
 REFERENCE = "\nWanted is a question of this kind: {question}"
 GIVEN = "\nThe answer has to be: {answer}"
-_TAG_LIMIT = 10  # SSP: more opening or closing answer tags than this are spam
+_TAG_LIMIT = 10  # SSP: more opening or closing answer tags than this count as spam
 SPAM_FACTOR = 0.25
-"""Share of the reward that is left to an answer whose tags are spam (SSP)."""
+"""Factor of the reward of an answer whose tags count as spam (SSP)."""
 
 
 @dataclass(frozen=True)
 class GameSetup:
-    """What one game is dealt from outside: by the sampler that keeps the pool."""
+    """The inputs of one game, from the sampler that keeps the pool of questions."""
 
     spare: tuple[str, str] | None = None
-    """A question of the pool with its answer, played where the proposer hands in none that is accepted."""
+    """A question of the pool with its answer, played if the proposer submits none that is accepted."""
     reference: str = ""
-    """A question of the kind that is wanted; empty asks for none."""
+    """An example question of the requested kind; empty requests no kind."""
     known: tuple[str, ...] = ()
-    """``signature`` of every question that would be a duplicate."""
+    """The ``signature`` of every question that would be a duplicate."""
 
 
 def is_spam(actions: Iterable[str]) -> bool:
-    """Whether a solver's actions have more opening or more closing answer tags together than an episode may (SSP)."""
+    """Whether a solver's actions together have more opening or closing answer tags than an episode may have (SSP)."""
     text = "".join(actions)
     return max(text.count("<answer>"), text.count("</answer>")) > _TAG_LIMIT
 
 
 def solver_reward(state: SearchState, *, answer: Reward) -> dict[str, float]:
-    """SSP: the reward of the answer, a quarter of it where the answer's tags are spam."""
+    """SSP: the reward of the answer, or a quarter of it if the answer tags count as spam."""
     spam = state.last.end is EndReason.ANSWERED and is_spam(turn.action for turn in state.record)
     return {name: part * (SPAM_FACTOR if spam else 1.0) for name, part in answer(state).items()}
 
 
 class SearchSolver(LocalSearch):
-    """``LocalSearch`` for questions of a proposer: answer tags in excess cost three quarters of the reward (SSP).
+    """``LocalSearch`` for questions of a proposer: too many answer tags cost three quarters of the reward (SSP).
 
-    ``info["success"]`` is true for a right answer without that penalty only, so that a fraction of a reward is no success.
+    ``info["success"]`` is true only for a right answer without that penalty, so that partial rewards are no success.
     """
 
     def __init__(self, *, setup: Mapping[str, Any] | None = None, **options: Any) -> None:
-        """Builds an environment as ``LocalSearch`` does.
+        """Makes an environment like ``LocalSearch``.
 
         Args:
-            setup: The fields of the ``GameSetup`` of a game on this environment; of no use to the solver itself.
-            options: Those of ``LocalSearch``.
+            setup: The fields of the ``GameSetup`` of a game in this environment; the solver itself does not use them.
+            options: Arguments of ``LocalSearch``.
         """
         super().__init__(**options)
         self.setup = GameSetup(**(setup or {}))
         self.parts = replace(self.parts, reward=partial(solver_reward, answer=self.answer_reward))
 
     async def astep(self, action: str) -> Step:
-        """Acts as ``LocalSearch.astep`` does; the last info holds ``success`` where there is an answer."""
+        """Acts like ``LocalSearch.astep``; the last info contains ``success`` if there is an answer."""
         step = await super().astep(action)
         if step.info.get("end_reason") is EndReason.ANSWERED:
             spam = is_spam(turn.action for turn in self.state.record)
@@ -108,7 +108,7 @@ class SearchSolver(LocalSearch):
         return step
 
     def proposer(self, prompt: str, rules: QuestionRules) -> "SearchProposer":
-        """A proposer's environment over the same corpus, with the same budgets."""
+        """Makes a proposer's environment over the same corpus, with the same budgets."""
         pages = self.search.format
         return SearchProposer(
             tasks=self.tasks,
@@ -123,17 +123,17 @@ class SearchSolver(LocalSearch):
         )
 
     def closed_book(self) -> Self:
-        """The same environment without a search: the first action must be the answer."""
+        """Returns the same environment without search: the first action must be the answer."""
         twin = copy.copy(self)
         twin.max_turns = 0
         return twin
 
     def posing(self, prompt: str | None, passages: Sequence[str] | None) -> Self:
-        """The same environment as a verifier plays it.
+        """Returns the same environment for a verifier.
 
         Args:
-            prompt: Opening message with ``{question}``; None keeps this environment's.
-            passages: All that its search finds, as `documents_shown` gives them, ranked by BM25; None keeps the corpus.
+            prompt: The opening message with ``{question}``; None keeps that of this environment.
+            passages: The passages that its search finds, as from `documents_shown`, ranked by BM25; None keeps the corpus.
         """
         twin = copy.copy(self)
         if passages is not None:
@@ -146,19 +146,19 @@ class SearchSolver(LocalSearch):
         return twin
 
     async def found(self, query: str) -> tuple[str, ...]:
-        """The passages that a search of the corpus shows, as a proposer would see them."""
+        """Returns the passages that a search of the corpus shows, as a proposer would see them."""
         (ranking,) = await found_by(self.search.retriever, [query], self.search.k)
         return documents_shown([information(self.search.format.passages(ranking))])
 
     async def noise_passages(self, seed: int, count: int) -> tuple[str, ...]:
-        """About ``count`` passages that searches for other topics show: noise for a verifier's page."""
+        """Returns about ``count`` passages that searches for other topics show, as noise on a verifier's page."""
         drawn = Random(seed).sample(self.tasks, min(count, len(self.tasks)))
         pages = [await self.found(task.question) for task in drawn]
         return tuple(page[0] for page in pages if page)
 
 
 def topic_prompt(task: Task, *, template: str) -> str:
-    """The opening message of a proposer: the topic of ``task``, and what else the task asks for.
+    """Makes the opening message of a proposer: the topic of ``task`` and its further requirements.
 
     Raises:
         DatasetError: the task has answers that are not text.
@@ -172,12 +172,12 @@ def topic_prompt(task: Task, *, template: str) -> str:
 
 @dataclass(frozen=True)
 class ProposalTool:
-    """Ends the episode with a proposal, and notes the rule that it breaks."""
+    """Ends the episode with a proposal, and records the rule that it violates."""
 
     rules: QuestionRules
 
     async def __call__(self, call: TagCall, state: SearchState) -> ToolReply:
-        """Notes ``proposal`` and ``refused``."""
+        """Records ``proposal`` and ``refused``."""
         own = earliest_block(call.rest, ("answer",))
         gold = state.task.answers[0] if state.task.answers else own.content if own else ""
         actions = [*(turn.action for turn in state.record), call.action]
@@ -191,25 +191,25 @@ class ProposalTool:
 
 
 def proposer_reward(state: SearchState) -> dict[str, float]:
-    """1 for a proposal that keeps every rule and whose answer stands on a page that was shown.
+    """Returns 1 for a proposal that satisfies every rule and whose answer is on a page that was shown.
 
-    SSP leaves to a verifier whether a proposal is true. Alone nobody asks one, and any words would earn as much as a
-    question; what stands on no page, no verifier would find there either.
+    In SSP, a verifier decides whether a proposal is true. Without a verifier, any words would earn as much as a question. An
+    answer that is on no page could not be found by a verifier either.
     """
     last = state.last
     if last.end is not EndReason.SUBMITTED or last.info["refused"] is not None:
         return {"kept_rules": 0.0}
     proposal: Proposal = last.info["proposal"]
-    return {"kept_rules": float(any(stands_in(proposal.answer, page) for page in proposal.documents))}
+    return {"kept_rules": float(any(contains_phrase(proposal.answer, page) for page in proposal.documents))}
 
 
 class SearchProposer(SearchEnv):
-    """Searches a corpus about a topic, the task's question, and hands in a question with its answer.
+    """Searches a corpus for a topic, which is the task's question, and submits a question with its answer.
 
-    ``Task.data`` may hold ``searches``, the fewest that are asked for (1), and ``reference``, a question of the kind that is
-    wanted. Where the task has answers, the first of them is the gold and the proposer's own is ignored (SSP). The last info
-    holds the ``proposal`` and, as ``refused``, the rule that it breaks; the reward is 1 where it breaks none and its answer
-    stands on a page that was shown.
+    ``Task.data`` may contain ``searches``, the smallest number of searches (1), and ``reference``, an example of the
+    requested kind of question. If the task has answers, the first one is the gold answer and the proposer's own is ignored
+    (SSP). The last info contains the ``proposal`` and, as ``refused``, the rule that it violates. The reward is 1 if it
+    violates none and its answer is on a page that was shown.
     """
 
     final_tag: ClassVar[str] = "question"
@@ -226,18 +226,18 @@ class SearchProposer(SearchEnv):
         queries: int | None = 1,
         **options: Any,
     ) -> None:
-        """Builds an environment over a corpus.
+        """Makes an environment over a corpus.
 
         Args:
-            tasks: Topics; None takes those of a small FictionalWorld, with its questions as the expert's proposals.
-            prompt: Opening message; must hold ``{topic}``.
-            rules: Bounds of the rules.
-            queries: Queries that one search may ask. The rules count queries, which are the searches of SSP as long as a
-                search asks one.
-            options: Those of ``SearchEnv``.
+            tasks: Topics; None uses those of a small FictionalWorld, with its questions as the expert's proposals.
+            prompt: The opening message. It must contain ``{topic}``.
+            rules: The limits of the rules.
+            queries: Number of queries that one search may contain. The rules count queries, which equal SSP's searches if a
+                search contains one.
+            options: Arguments of ``SearchEnv``.
 
         Raises:
-            ConfigurationError: no ``{topic}`` in the prompt.
+            ConfigurationError: the prompt lacks ``{topic}``.
         """
         require_placeholder(prompt, "topic")
         if tasks is None:
@@ -258,7 +258,7 @@ class SearchProposer(SearchEnv):
         )
 
     def expert(self) -> Sequence[str] | None:
-        """One search a hop and the world's own question, where the topic was made from one."""
+        """Searches once per hop and proposes the world's own question, if the topic was made from one."""
         task = self.state.task
         if "proposal" not in task.data:
             return None
@@ -267,9 +267,9 @@ class SearchProposer(SearchEnv):
 
 
 class RoleTurn(Env[Task]):
-    """One written turn of a role that does not search; ``info["fields"]`` holds what stands in its tags.
+    """The single turn of a role that does not search; ``info["fields"]`` contains the contents of its tags.
 
-    A field is the content of the last complete pair of its tag in the policy's own text; what is missing is absent.
+    A field is the content of the last complete pair of its tag in the policy's text. Missing tags have no entry.
     """
 
     def __init__(self, tags: Sequence[str]) -> None:
@@ -279,36 +279,36 @@ class RoleTurn(Env[Task]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Info]:
-        """Shows the question of ``options["task"]`` as it stands."""
+        """Shows the question of ``options["task"]`` unchanged."""
         super().reset(seed=seed, options=options)
         self.state = (options or {})["task"]
         return (Message("user", self.state.question),), {"task_id": self.state.id}
 
     def step(self, action: str) -> Step:
-        """Ends the episode; the reward is given by the game."""
+        """Ends the episode. The game gives the reward."""
         fields = fields_of(action, self._tags)
         return self.result((), end=EndReason.SUBMITTED, valid=len(fields) == len(self._tags), fields=fields)
 
 
 def fields_of(text: str, tags: Sequence[str]) -> dict[str, str]:
-    """The content of the last complete pair of each tag; a tag without one is absent."""
+    """Returns the content of the last complete pair of each tag; a tag without one is missing."""
     found = {tag: re.findall(rf"(?s)<{tag}>((?:(?!<{tag}>).)*?)</{tag}>", text) for tag in tags}
     return {tag: contents[-1].strip() for tag, contents in found.items() if contents}
 
 
 def opening_of(form: str, topic: str, searches: int, reference: str) -> str:
-    """The proposer's opening message."""
+    """Makes the proposer's opening message."""
     kind = REFERENCE.format(question=reference) if reference else ""
     return filled(form, {"searches": str(searches), "reference": kind, "topic": topic})
 
 
 def proposal_text(question: str, answer: str) -> str:
-    """A proposal as a proposer writes it."""
+    """Writes a proposal in the form that a proposer uses."""
     return f"<question> {question} </question> <answer> {answer} </answer>"
 
 
 def _is_found(task: Task, retriever: InMemoryRetriever) -> bool:
-    """Whether the expert's search of the last hop shows the document with the answer first."""
+    """Whether the expert's search of the last hop finds the document with the answer first."""
     last = task.data["path"][-1]
     ((row, _),) = retriever.rank([last["entity"]], 1)[0]
     wanted: str = last["document"]

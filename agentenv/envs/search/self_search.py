@@ -1,8 +1,8 @@
-"""``agentenv/SelfSearch-v0``: the policy is its own search engine (SSRL, Fan et al. 2025), up to real search.
+"""``agentenv/SelfSearch-v0``: the policy acts as its own search engine (SSRL, Fan et al. 2025), optionally with real search.
 
-After a query the environment says nothing and the policy goes on with an ``<information>`` block of its own, as in one
-uninterrupted generation; or a real search puts that block there. Which of the two is the mode ``real``. Use the inline
-format: a chat template would put a turn's end in between.
+After a query the environment returns nothing, and the policy continues with an ``<information>`` block of its own, as in an
+uninterrupted generation; or a real search writes that block. The option ``real`` decides between these. Use the inline
+format, because a chat template would put an end of turn in between.
 """
 
 import re
@@ -37,7 +37,7 @@ Question: {question}
 
 TAGS = ("think", "search", "information", "answer")
 _TAG = re.compile(r"<(/?)([^\s<>][^<>]*|\s*[^\s<>]+\s*)>")
-"""Anything between angle brackets, but no comparison: text between a < and a > that stand apart is no tag."""
+"""Matches anything between angle brackets except comparisons: text between a distant < and > is not a tag."""
 _PLACEHOLDERS = ("your query", "your thoughts", "your answer", "your information")
 _MOST_THOUGHTS = 8
 _EARLIEST, _ANSWER = TagParser(("search", "answer")), TagParser(("answer",))
@@ -46,13 +46,13 @@ _EARLIEST, _ANSWER = TagParser(("search", "answer")), TagParser(("answer",))
 def format_reward(text: str) -> float:
     """SSRL's format reward in closed form: 0 for a malformed text, else min(n_think / 2, 1) rho.
 
-    rho is 1 where every search is followed by a thought, n_think = n_search + 1, and otherwise the smaller of the two
-    numbers over the larger. Malformed is a text with any other tag, unbalanced or empty blocks, placeholder words of the
-    prompt, a query of several lines, a search without information right after it or the reverse, more than 8 thoughts, or
-    one that does not begin with a thought and end with an answer.
+    rho is 1 if every search is followed by a thought (n_think = n_search + 1), and otherwise the smaller of the two numbers
+    divided by the larger. A text is malformed if it has any other tag, unbalanced or empty blocks, placeholder words of the
+    prompt, a query with several lines, a search without information right after it or the reverse, or more than 8 thoughts,
+    or if it does not begin with a thought and end with an answer.
 
     Args:
-        text: all that the policy wrote, and what stood in between.
+        text: The whole text of the policy and of the observations in between.
     """
     blocks = _blocks(text)
     if not blocks:
@@ -76,7 +76,7 @@ def format_reward(text: str) -> float:
 
 
 def _blocks(text: str) -> list[Block]:
-    """The blocks of ``text`` in order; none at all where tags are unknown, nested or open, or text stands at either end."""
+    """Returns the blocks of ``text`` in order; empty if tags are unknown, nested or open, or text is outside of them."""
     text = text.strip()
     tags = list(_TAG.finditer(text))
     openings, closings = tags[::2], tags[1::2]
@@ -96,32 +96,32 @@ class SelfSearchState(SearchState):
     """All that changes within an episode."""
 
     entropies: list[float] = field(default_factory=list)
-    """Entropy of each query, where somebody tells it."""
+    """The entropy of each query, if it is provided."""
 
     @property
     def text(self) -> str:
-        """What the policy wrote so far, with a dot in place of what each real search has found.
+        """The policy's text so far, with a dot in place of the results of each real search.
 
-        The form is the policy's: pages of a corpus are empty now and then, and hold tags and "your answer" of their own.
+        The format is the policy's responsibility, but pages of a corpus may be empty, or contain tags and "your answer".
         """
         return "".join(turn.action + (information(".") if turn.page else "") for turn in self.record)
 
 
 @dataclass(frozen=True)
 class SelfSearchTool:
-    """Says nothing, so that the policy goes on with what it knows; or searches really."""
+    """Returns nothing, so that the policy continues from its own knowledge; or makes a real search."""
 
     search: SearchTool
     real: Real
     first: int = 1
-    """How many searches are real in the modes ``first`` and ``entropy`` whatever else holds (K of SSRL)."""
+    """Number of first searches that are real in the modes ``first`` and ``entropy`` (K in SSRL)."""
 
     async def __call__(self, call: TagCall, state: SelfSearchState) -> ToolReply:
-        """Nothing, or the page of a real search for the query as one line.
+        """Returns nothing, or the page of a real search for the query as one line.
 
         Raises:
             RetrieverFault: a real search failed.
-            ConfigurationError: real search depends on entropies and nobody tells them.
+            ConfigurationError: real search depends on entropies, which are not provided.
         """
         if self.is_real(state.turns, state.entropies):
             return await self.search.search([" ".join(call.text.split())], state)
@@ -131,7 +131,7 @@ class SelfSearchTool:
         """Whether the search after ``searches`` others is a real one.
 
         Raises:
-            ConfigurationError: it depends on entropies, and nobody tells them or the policy has none.
+            ConfigurationError: it depends on entropies, which are not provided or which the policy does not have.
         """
         if self.real != "entropy" or searches < self.first:
             return self.real != "never" and (self.real == "always" or searches < self.first)
@@ -148,19 +148,19 @@ class SelfSearchTool:
 
 
 def self_search_reward(state: SelfSearchState, *, scorer: Scorer) -> dict[str, float]:
-    """SSRL: at the end 0.9 of the score and 0.1 of the format."""
+    """SSRL: at the end, 0.9 of the score and 0.1 of the format."""
     if state.last.end is None:
         return {}
     return {"answer": 0.9 * score_of(state, scorer), "format": 0.1 * format_reward(state.text)}
 
 
 def answer_first(action: str) -> TagCall | None:
-    """Reads an action of the last turn: an answer counts although a query stands before it, as SSRL's program has it."""
+    """Parses an action of the last turn: an answer counts even after a query, as in SSRL's program."""
     return _ANSWER(action) or _EARLIEST(action)
 
 
 class SelfSearch(SearchEnv):
-    """Thoughts, queries, self-written information, then an answer; 0.9 of the reward is the score, 0.1 the format."""
+    """Thoughts, queries and self-written information, then an answer; the reward is 0.9 score and 0.1 format."""
 
     call_markers = ("<search>",)
     stop = ("</search>", "</answer>")
@@ -177,24 +177,24 @@ class SelfSearch(SearchEnv):
         prompt: str = PROMPT,
         **options: Any,
     ) -> None:
-        """Builds an environment.
+        """Makes an environment.
 
         Args:
-            real: Which searches are real: none, the first ones, those whose query is less certain than the one before, or
-                all. In the third (SSRL's entropy-guided search) the first always is, and the strategy ``self_search``
-                tells entropies.
-            first: How many first searches are real under ``first`` and ``entropy``: SSRL's K of 1, 2 or 3.
-            prefix: Whether a real search shows a random prefix of what it found, one passage at least, as SSRL's sim-to-real
-                searches do; the draw depends on the question, the seed and the turn.
-            layout: How a real search writes what it found: as ``documents``, or as a model writes its own information in
-                the sim-to-real searches: ``numbered`` lines (Llama), one ``paragraph`` (Qwen 3B) or ``bullets`` (Qwen 7B).
-            max_turns: Searches of an episode.
-            prompt: Opening message; must hold ``{question}``.
-            **options: Further arguments of `SearchEnv`; its retriever answers real searches.
+            real: Which searches are real: none, the first ones, those whose query is less certain than the previous one, or
+                all. With the third (SSRL's entropy-guided search), the first search is always real, and the strategy
+                ``self_search`` provides the entropies.
+            first: Number of first searches that are real with ``first`` and ``entropy``: SSRL's K of 1, 2 or 3.
+            prefix: Whether a real search shows a random prefix of its results, at least one passage, as SSRL's sim-to-real
+                searches do. The draw depends on the question, the seed and the turn.
+            layout: How a real search writes its results: as ``documents``, or as a model writes its own information in the
+                sim-to-real searches: ``numbered`` lines (Llama), one ``paragraph`` (Qwen 3B) or ``bullets`` (Qwen 7B).
+            max_turns: Number of searches of an episode.
+            prompt: The opening message. It must contain ``{question}``.
+            **options: Further arguments of `SearchEnv`. Its retriever makes the real searches.
 
         Raises:
-            UnknownName: no such mode or layout.
-            ConfigurationError: no first search.
+            UnknownName: there is no such mode or layout.
+            ConfigurationError: ``first`` is below 1.
         """
         check_known("layout of search results", layout, LAYOUTS)
         check_known("mode of real search", real, get_args(Real))
@@ -216,16 +216,16 @@ class SelfSearch(SearchEnv):
         )
 
     def turn_stop(self, stop: tuple[str, ...]) -> tuple[str, ...]:
-        """The usual stop strings; in the last turn a query does not end the turn, because an answer may follow."""
+        """Returns the usual stop strings; in the last turn a query does not end the turn, because an answer may follow."""
         is_last = self.state.turns >= self.max_turns
         return tuple(one for one in stop if one != "</search>") if is_last else stop
 
     def tell_entropy(self, entropy: float) -> None:
-        """Says how uncertain the query was that is about to be acted on; see `query_entropy`."""
+        """Provides the uncertainty of the query in the next action; see `query_entropy`."""
         self.state.entropies.append(entropy)
 
     def expert(self) -> Sequence[str] | None:
-        """Thinks, searches a hop and knows what is found where the task carries its path, then answers."""
+        """Thinks, searches and writes the result for every hop, if the task has its path; then answers."""
         if self.tool.real == "entropy":
             return None
         task, actions, known = self.state.task, [], ""
@@ -240,6 +240,6 @@ def query_entropy(probabilities: Sequence[float]) -> float:
     """SSRL's measure of a query's uncertainty in bits: the mean of -p log2 p over its tokens; 0 without tokens.
 
     Args:
-        probabilities: of each token as it was sampled.
+        probabilities: The probability of each token when it was sampled.
     """
     return sum(-p * log2(p) for p in probabilities if p != 0) / max(1, len(probabilities))

@@ -1,7 +1,7 @@
-"""``agentenv/SimulatedSearch-v0``: search and answer where a language model plays the search engine (ZeroSearch).
+"""``agentenv/SimulatedSearch-v0``: search and answer, with a language model in the role of the search engine (ZeroSearch).
 
-The environment is `LocalSearch` with the published budgets. What is simulated is the retriever behind it: training may
-change to a real one by schedule, and the same policy is evaluated in `LocalSearch` over a real corpus.
+The environment is `LocalSearch` with the published budgets; only its retriever is simulated. Training may switch to a real
+retriever by a schedule, and the same policy can be evaluated in `LocalSearch` over a real corpus.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from agentenv.envs.search.local_search import LocalSearch
 
 
 class SimulatedSearch(LocalSearch):
-    """`LocalSearch` over a simulator, rewarded with token F1."""
+    """`LocalSearch` with a simulated retriever; the reward is token F1."""
 
     scorers = (*LocalSearch.scorers, "em_cover")
 
@@ -29,20 +29,20 @@ class SimulatedSearch(LocalSearch):
         scorer: str = "f1_squad",
         **options: Any,
     ) -> None:
-        """Builds an environment over a simulator.
+        """Makes an environment with a simulator.
 
         Args:
-            tasks: Questions of the training split; None takes one-hop questions of a small FictionalWorld. Other splits need
-                a simulator that is not told the answers (``simulated:gold=no@...``).
+            tasks: Questions of the training split; None uses one-hop questions of a small FictionalWorld. Other splits need
+                a simulator that does not see the answers (``simulated:gold=no@...``).
             retriever: The simulator as a retriever, or its spec ``simulated:SPEC``.
-            k: Documents a query.
-            max_turns: Turns before the last one, in which only an answer counts.
-            observation_tokens: Bound of one observation.
-            scorer: Name of the scorer that gives the reward.
+            k: Number of documents per query.
+            max_turns: Number of turns before the last one, in which only an answer counts.
+            observation_tokens: Largest size of one observation.
+            scorer: The name of the scorer that gives the reward.
             **options: Further arguments of `LocalSearch`.
 
         Raises:
-            ConfigurationError: what the spec names is not there, or a bound below 1.
+            ConfigurationError: what the spec names does not exist, or a limit is below 1.
         """
         if tasks is None:
             config = WorldConfig(documents=200, questions=50, families=("lookup",), split="train")

@@ -1,4 +1,4 @@
-"""Two small charts as inline SVG, drawn in the colours of the page (CSS classes, no fixed colours).
+"""Charts as inline SVG, in the colours of the page (CSS classes instead of fixed colours), and one as a whole SVG file.
 
 Lengths are in SVG user units; the page scales a chart to the width of its column.
 """
@@ -10,10 +10,10 @@ from html import escape
 from math import floor, log10
 
 LEFT, RIGHT, TOP, BOTTOM = 42.0, 8.0, 8.0, 20.0  # margins around the plot
-_SMALLEST = 1e-300  # of the ranges that are drawn: logarithms and quotients of smaller ones are lost
-_LONG = 1e7  # from here on a number is shown with its power of ten
-_LABEL = 20  # characters that fit beside a row of a chart
-_LEGEND = 20  # characters of a name for which a comparison has room without growing
+_SMALLEST = 1e-300  # smallest range that is drawn; logarithms and quotients of smaller ones underflow
+_LONG = 1e7  # larger numbers are shown with a power of ten
+_LABEL = 20  # number of characters that fit beside a row of a chart
+_LEGEND = 20  # number of characters of a name that fit into a comparison of default width
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,19 +28,19 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One score, mostly between 0 and 1; a reward may be any number."""
+    """One score, usually between 0 and 1; a reward may be any number."""
 
     label: str
     mean: float
     ci95: tuple[float, float] | None = None
     n: int | None = None
     kind: str = "run"  # "run" or "bound"
-    scorer: str = ""  # where it says so
+    scorer: str = ""  # name of the scorer, if known
 
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """Maps [low, high] to [start, end]."""
+    """A linear map from [low, high] to [start, end]."""
 
     low: float
     high: float
@@ -52,7 +52,7 @@ class _Axis:
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """About four round numbers (1, 2 or 5 times a power of ten apart) within [low, high]."""
+    """Returns about four round numbers within [low, high], with a distance of 1, 2 or 5 times a power of ten."""
     rough = (high - low) / 4
     power = 10.0 ** floor(log10(rough))
     step = min((m * power for m in (1, 2, 5, 10)), key=lambda m: abs(log10(m / rough)))
@@ -65,7 +65,7 @@ def ticks(low: float, high: float) -> list[float]:
 
 
 def line_chart(curve: Curve, *, width: float = 340, height: float = 150) -> str:
-    """One curve with its band, axes with round numbers, and its points for the page's hover read-out."""
+    """Draws one curve with its band, axes with round numbers, and the points for the page's hover display."""
     extremes = [*curve.values, *(end for pair in curve.band for end in pair)]
     x = _Axis(*_widened(curve.steps[0], curve.steps[-1], 0), LEFT, width - RIGHT)
     y = _Axis(*_widened(min(extremes), max(extremes), 0.06), height - BOTTOM, TOP)
@@ -92,9 +92,9 @@ def line_chart(curve: Curve, *, width: float = 340, height: float = 150) -> str:
 
 
 def level_chart(levels: Sequence[Level], *, width: float = 860) -> str:
-    """Scores on one scale, a row each, with their intervals as whiskers.
+    """Draws scores on a common scale, one per row, with their intervals as whiskers.
 
-    The scale is that from 0 to 1, which is widened where a mean or an interval lies outside, as those of rewards may.
+    The scale is [0, 1], and is widened if a mean or an interval lies outside, as those of rewards may.
     """
     label_width, row = 150.0, 26.0
     height = row * len(levels) + 26
@@ -127,11 +127,11 @@ def level_chart(levels: Sequence[Level], *, width: float = 860) -> str:
 
 
 def comparison_chart(curves: Sequence[Curve], label: str) -> str:
-    """Several curves over one pair of axes with their bands and a legend: a whole SVG file with colours of its own.
+    """Draws several curves with bands and a legend in one pair of axes, as a whole SVG file with its own colours.
 
     Args:
-        curves: At least one, each of at least one point; colours and dashes repeat after eight.
-        label: What stands on the x axis.
+        curves: At least one curve with at least one point. Colours and dashes repeat after eight curves.
+        label: The label of the x axis.
     """
     longest = max(len(curve.name) for curve in curves)
     width, height = 720.0 + 6.5 * max(0, longest - _LEGEND), max(320.0, 18.0 * len(curves) + 2 * BOTTOM)
@@ -152,7 +152,7 @@ def comparison_chart(curves: Sequence[Curve], label: str) -> str:
     )
     for index, curve in enumerate(curves):
         colour, dash = _COLOURS[index % len(_COLOURS)], "" if index < 4 else ' stroke-dasharray="5 3"'
-        parts.append(f'<g stroke="{colour}" fill="{colour}">{_drawn(curve, x, y, dash)}')
+        parts.append(f'<g stroke="{colour}" fill="{colour}">{_curve_svg(curve, x, y, dash)}')
         at = TOP + 12 + 18 * index
         parts.append(
             f'<line x1="{right + 14}" x2="{right + 34}" y1="{at - 4}" y2="{at - 4}" stroke-width="2"{dash}/>'
@@ -168,8 +168,8 @@ _STYLE = (
 )
 
 
-def _drawn(curve: Curve, x: _Axis, y: _Axis, dash: str) -> str:
-    """Band and line of a curve."""
+def _curve_svg(curve: Curve, x: _Axis, y: _Axis, dash: str) -> str:
+    """Draws band and line of a curve."""
     line = [(x(step), y(value)) for step, value in zip(curve.steps, curve.values, strict=True)]
     band = [(x(step), y(high)) for step, (_, high) in zip(curve.steps, curve.band, strict=False)]
     band += [(x(step), y(low)) for step, (low, _) in zip(curve.steps, curve.band, strict=False)][::-1]
@@ -187,7 +187,7 @@ def _grid(x: _Axis, y: _Axis, width: float, height: float) -> str:
             f'<line class="grid" x1="{LEFT}" x2="{width - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>'
             f'<text class="tick" x="{LEFT - 5}" y="{at + 3:.1f}" text-anchor="end">{tick:g}</text>'
         )
-    for tick in filter(float.is_integer, ticks(x.low, x.high)):  # there is no step 1.5, and no half token
+    for tick in filter(float.is_integer, ticks(x.low, x.high)):  # steps and tokens are whole numbers
         parts.append(
             f'<text class="tick" x="{x(tick):.1f}" y="{height - 5}" text-anchor="middle">{tick:g}</text>'
         )
@@ -195,7 +195,7 @@ def _grid(x: _Axis, y: _Axis, width: float, height: float) -> str:
 
 
 def _widened(low: float, high: float, share: float) -> tuple[float, float]:
-    """The range with a margin; never so narrow that floats cannot part it, so that a constant has a place to stand."""
+    """Returns the range with a margin, and wide enough that floats can resolve it, even for a constant."""
     if high - low > max(1e-12 * max(abs(low), abs(high)), _SMALLEST):
         return low - share * (high - low), high + share * (high - low)
     half = abs(low) / 2 or 0.5
@@ -207,17 +207,17 @@ def _points(places: Sequence[tuple[float, float]]) -> str:
 
 
 def value_text(value: float) -> str:
-    """A value as the page shows it: three digits, or all before the point where these are more and not too many."""
+    """Formats a value for the page: three significant digits, or all digits before the point if there are more."""
     return f"{value:.0f}" if 1000 <= abs(value) < _LONG else f"{value:.3g}"
 
 
 def score_text(value: float) -> str:
-    """A score with three digits after the point, as long as that is short."""
+    """Formats a score with three decimals, unless that is long."""
     return f"{value:.3f}" if abs(value) < _LONG else f"{value:.3g}"
 
 
 def _label_of(name: str) -> str:
-    """A name as it fits beside its row, and whole as its title: names of runs often differ at their ends alone."""
+    """Shortens a name to fit beside its row; the title has the whole name, because names often differ only at their ends."""
     if len(name) <= _LABEL:
         return escape(name)
     short = f"{name[: _LABEL // 2 - 1]}\u2026{name[-_LABEL // 2 :]}"

@@ -1,4 +1,4 @@
-"""The report page of one evaluation or of a suite, alone or against another one over the same questions."""
+"""The report page of one evaluation or suite, alone or compared with another one over the same questions."""
 
 from pathlib import Path
 
@@ -14,20 +14,20 @@ from agentenv.evaluation.report.page import (
     facts_of,
     fault_warnings,
     first_scorer,
+    fit_to_page,
     levels_of,
     with_bounds,
-    with_room,
 )
 from agentenv.evaluation.report.tables import comparison_table, suite_tables, tables
 
-EPISODES_A_SET = 500  # on the page of a suite; a set's own page has all
+EPISODES_A_SET = 500  # number of episodes per set on a suite's page; the set's own page has all
 
 
 def evaluation_page(directory: Path, against: Path | None = None) -> Page:
-    """The page of an evaluation or a suite.
+    """Makes the page of an evaluation or a suite.
 
     Raises:
-        ConfigurationError: ``against`` is of another kind or over other questions.
+        ConfigurationError: ``against`` is of another kind, or has other questions.
     """
     suites = [(folder / SUITE).is_file() for folder in (directory, *([against] if against else []))]
     if len(set(suites)) > 1:
@@ -63,7 +63,7 @@ def _single(directory: Path, against: Path | None) -> Page:
         config=_config(directory),
         unit=results.get("tokens", {}).get("unit", "tokens"),
     )
-    return with_room(page, sides)
+    return fit_to_page(page, sides)
 
 
 def _suite(directory: Path, against: Path | None) -> Page:
@@ -94,7 +94,7 @@ def _suite(directory: Path, against: Path | None) -> Page:
         note=_note(sides),
         unit=newest[names[0]]["tokens"].get("unit", "tokens"),
     )
-    return with_room(page, [side for several in sides.values() for side in several])
+    return fit_to_page(page, [side for several in sides.values() for side in several])
 
 
 def _note(sides: dict[str, list[Evaluation]]) -> str:
@@ -115,7 +115,7 @@ def _labels(directory: Path, against: Path | None) -> list[str]:
 
 
 def _shared_facts(parts: dict[str, Json]) -> list[tuple[str, str]]:
-    """The facts that hold for every set."""
+    """Returns the facts that are the same for every set."""
     every = [facts_of(results) for results in parts.values()]
     return [fact for fact in every[0] if all(fact in facts for facts in every)]
 

@@ -1,4 +1,4 @@
-"""The scores of evaluations, suites and training runs, and the differences between two, as flat tables for export."""
+"""Exports scores of evaluations, suites and training runs, and differences between two of them, as flat tables."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -27,7 +27,7 @@ SCORES = (
     Column("interval", label="method"),
     Column("faults", "count"),
 )
-"""Of `score_table`."""
+"""The columns of `score_table`."""
 
 DIFFERENCES = (
     Column("set"),
@@ -46,21 +46,21 @@ DIFFERENCES = (
     Column("p_bootstrap", "p", "p bootstrap"),
     Column("p_bootstrap_holm", "p", "p bootstrap, Holm"),
 )
-"""Of `difference_table`."""
+"""The columns of `difference_table`."""
 
 
 def export_table(directories: Sequence[Path], against: Path | None, scorers: Sequence[str]) -> FlatTable:
-    """The scores of evaluations, suites and training runs, or the differences between two of a kind.
+    """Returns the scores of evaluations, suites and training runs, or the differences between two of a kind.
 
     Args:
-        directories: one or more of them.
-        against: an evaluation or a suite that the only one of ``directories`` is compared with: differences are
-            ``directories[0]`` less ``against``.
-        scorers: the scorers and judges (``judge_RUBRIC``) to list; all where empty.
+        directories: One or more folders.
+        against: An evaluation or suite to compare with; ``directories`` then has a single folder. Differences are
+            ``directories[0]`` minus ``against``.
+        scorers: The scorers and judges (``judge_RUBRIC``) to list; all if empty.
 
     Raises:
-        ConfigurationError: no folder, one that holds none of them, several with ``against``, or two that cannot be
-            compared.
+        ConfigurationError: there is no folder, a folder contains nothing to export, there are several with ``against``, or
+            the two cannot be compared.
         UnknownName: no folder has a score of that name.
     """
     if not directories:
@@ -90,10 +90,10 @@ def _under(table: FlatTable, scorers: Sequence[str]) -> FlatTable:
 
 
 def score_table(directories: Sequence[Path]) -> FlatTable:
-    """One row for each set, run and scorer, its bounds after it; the means of a suite come last.
+    """Returns one row for each set, run and scorer, each followed by its bounds; the means of a suite come last.
 
     Raises:
-        ConfigurationError: a folder holds no finished evaluation, suite or training run.
+        ConfigurationError: a folder contains no finished evaluation, suite or training run.
     """
     rows: list[tuple[Any, ...]] = []
     for directory in directories:
@@ -105,7 +105,7 @@ def score_table(directories: Sequence[Path]) -> FlatTable:
 
 
 def _evaluations(directory: Path) -> list[tuple[Path, str, str]]:
-    """The evaluations in a folder: where each lies, the name of its set in a suite, and the run that it is of."""
+    """Lists the evaluations in a folder: the path, the name of the set in a suite, and the run that it belongs to."""
     own = directory.resolve().name
     if (directory / SUITE).is_file():
         return [(directory / name, name, own) for name in read_suite_summary(directory)["sets"]]
@@ -150,7 +150,7 @@ def _version(score: Mapping[str, Any]) -> str | None:
 
 
 def _mean_rows(directory: Path) -> list[tuple[Any, ...]]:
-    """The macro and micro means of a suite; the macro mean is over sets, whose number is said, not over questions."""
+    """Returns the macro and micro means of a suite. The macro mean is over sets, so its n is their number."""
     summary, own = read_suite_summary(directory), directory.resolve().name
     rows = []
     for scorer, means in summary["scores"].items():
@@ -163,7 +163,7 @@ def _mean_rows(directory: Path) -> list[tuple[Any, ...]]:
 
 
 def difference_table(found: Json) -> FlatTable:
-    """One row for each set and scorer of what `compare` or `compare_suites` returned; that over all sets comes first."""
+    """Makes one row for each set and scorer of a result of `compare` or `compare_suites`; all sets together first."""
     whole = f"{found.get('dataset')} {found.get('split')}".strip()
     sets: Mapping[str, Json] = found.get("sets") or {whole: found, **found.get("by_set", {})}
     rows = [

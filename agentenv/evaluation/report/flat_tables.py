@@ -1,7 +1,8 @@
-"""A flat table of values, and the same as CSV, Markdown or LaTeX.
+"""A flat table of values, written as CSV, Markdown or LaTeX.
 
-CSV holds every value at full precision, an interval as two columns. Markdown and LaTeX hold what a paper prints: three
-digits, an interval in one column, and a text that is the same in every row (the policy, say) once, in the caption.
+CSV has every value with full precision, and an interval as two columns. Markdown and LaTeX have what a paper prints: three
+digits, an interval in one column. A text that is the same in every row (the policy, for example) appears only in the
+caption.
 """
 
 import csv
@@ -12,27 +13,27 @@ from typing import Any, Literal
 
 from agentenv.errors import check_known
 
-_COMPUTED = tuple("=+-@\t\r")
-"""What a text begins with that spreadsheets take for a formula."""
+_FORMULA_STARTS = tuple("=+-@\t\r")
+"""First characters of texts that spreadsheets would evaluate as formulas."""
 Kind = Literal["text", "count", "share", "difference", "interval", "signed interval", "p"]
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column; the values of an ``interval`` are pairs, those of the other numbers are one number or None."""
+    """One column. The values of an ``interval`` are pairs; those of other numeric kinds are one number or None."""
 
     name: str
     kind: Kind = "text"
     label: str = ""
-    """What people read above it, where that is not the name in words."""
+    """The heading, if it is not derived from the name."""
 
     @property
     def heading(self) -> str:
-        """What people read above it."""
+        """The heading of the column."""
         return self.label or self.name.replace("_", " ")
 
     def formatted(self, value: Any) -> str:
-        """A value as people read it; nothing where it was not measured."""
+        """Formats a value for reading; empty if it was not measured."""
         if value is None:
             return ""
         digits = {"count": ",", "share": ".3f", "difference": "+.3f", "p": ".2g"}
@@ -44,27 +45,27 @@ class Column:
 
 
 def interval_text(ends: list[float] | tuple[float, float] | None, form: str = ".3f") -> str:
-    """The ends of an interval as people read them."""
+    """Formats the ends of an interval for reading."""
     return "(no interval)" if ends is None else f"[{ends[0]:{form}}, {ends[1]:{form}}]"
 
 
 @dataclass(frozen=True)
 class FlatTable:
-    """Rows of values under named columns."""
+    """Rows of values in named columns."""
 
     title: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[Any, ...], ...]
 
     def cells(self) -> list[list[str]]:
-        """The rows as people read them."""
+        """Returns the rows formatted for reading."""
         return [
             [column.formatted(value) for column, value in zip(self.columns, row, strict=True)]
             for row in self.rows
         ]
 
     def readable(self) -> "FlatTable":
-        """Without columns that hold nothing, and with texts that are the same in every row said in the title."""
+        """Removes empty columns, and moves texts that are the same in every row into the title."""
         title, kept = self.title, []
         for place, column in enumerate(self.columns):
             values = {row[place] for row in self.rows} - {None, ""}
@@ -79,7 +80,7 @@ class FlatTable:
         )
 
     def parts(self, name: str) -> "list[FlatTable]":
-        """A table for each value of the text column ``name``, which is its title."""
+        """Splits the table by the values of the text column ``name``; each part has its value as the title."""
         place = [column.name for column in self.columns].index(name)
         columns = self.columns[:place] + self.columns[place + 1 :]
         groups: dict[str, list[tuple[Any, ...]]] = {}
@@ -111,23 +112,23 @@ def _csv(table: FlatTable) -> str:
 
 
 def _no_formula(value: Any) -> Any:
-    """``value``, and a text that a spreadsheet would compute with an apostrophe before it, which shows it as it is."""
-    return f"'{value}" if isinstance(value, str) and value[:1] in _COMPUTED else value
+    """Puts an apostrophe before a text that a spreadsheet would evaluate, which makes it show the text unchanged."""
+    return f"'{value}" if isinstance(value, str) and value[:1] in _FORMULA_STARTS else value
 
 
 def _markdown(table: FlatTable) -> str:
     table = table.readable()
-    head = "| " + " | ".join(_piped(column.heading) for column in table.columns) + " |"
+    head = "| " + " | ".join(_markdown_cell(column.heading) for column in table.columns) + " |"
     rule = "|" + "|".join("---" if column.kind == "text" else "---:" for column in table.columns) + "|"
-    rows = ["| " + " | ".join(map(_piped, cells)) + " |" for cells in table.cells()]
-    return "\n".join([_piped(table.title), "", head, rule, *rows]) + "\n"
+    rows = ["| " + " | ".join(map(_markdown_cell, cells)) + " |" for cells in table.cells()]
+    return "\n".join([_markdown_cell(table.title), "", head, rule, *rows]) + "\n"
 
 
-def _piped(text: str) -> str:
-    """A cell of Markdown: of one line, and shown as it is."""
+def _markdown_cell(text: str) -> str:
+    """Formats a cell of Markdown: on one line, and with special characters escaped."""
     plain = " ".join(text.split()).replace("\\", "\\\\")
     shown = "".join(f"\\{letter}" if letter in "|*_`<" else letter for letter in plain)
-    return shown.replace("](", "]\\(")  # or a name would be a link or a picture
+    return shown.replace("](", "]\\(")  # otherwise a name could become a link or an image
 
 
 _LATEX = {
@@ -149,7 +150,7 @@ def _latex(table: FlatTable) -> str:
     sides = "".join("l" if column.kind == "text" else "r" for column in table.columns)
 
     def line(cells: Iterable[str]) -> str:
-        # An opening bracket after \\ or at the head of a row would be read as an argument of the command before it.
+        # LaTeX would read an opening bracket after \\ or at the beginning of a row as an optional argument.
         return (
             " & ".join(f"{{{cell}}}" if cell.startswith("[") else cell for cell in map(_tex, cells)) + r" \\"
         )
@@ -177,10 +178,10 @@ FORMATS: dict[str, Callable[[FlatTable], str]] = {"csv": _csv, "markdown": _mark
 
 
 def as_text(table: FlatTable, form: str) -> str:
-    """The table in one of `FORMATS`.
+    """Writes the table in one of `FORMATS`.
 
     Raises:
-        UnknownName: no such format.
+        UnknownName: there is no such format.
     """
     check_known("format", form, FORMATS)
     return FORMATS[form](table)

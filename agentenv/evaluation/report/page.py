@@ -1,8 +1,8 @@
-"""What every report page holds, and the template that shows it.
+"""The content of every report page, and the template that renders it.
 
-Text of episodes reaches the page as JSON and is put there as text nodes, so nothing a policy or a document says can become
-markup. A browser has to open the page whatever was played, so long texts are cut in the middle and the page has as many
-episodes as it has room for.
+Texts of episodes are put into the page as JSON and inserted as text nodes, so nothing that a policy or a document wrote can
+become markup. A browser has to be able to open the page, so long texts are cut in the middle, and only as many episodes as
+fit are included.
 """
 
 import json
@@ -25,18 +25,18 @@ from agentenv.evaluation.screens import pictures_of
 Json = dict[str, Any]
 
 TEXT_CHARS = 20_000
-"""Of one text of an episode that a page shows; of a longer one the beginning and the end."""
+"""Number of characters of one text of an episode that a page shows. A longer text keeps its beginning and end."""
 PAGE_BYTES = 48_000_000
-"""Of all episodes of a page, without their pictures."""
+"""Size of all episodes of a page, without their pictures."""
 LOG = "run.log"
-_REASONS = 3  # for failures that a sentence tells
-_ESCAPED = "<>&'"  # each takes six characters in the JSON of a page
-_LOG_BYTES = 20_000  # of the end of a log that is shown
+_REASONS = 3  # number of reasons for failures in one sentence
+_ESCAPED = "<>&'"  # each becomes six characters in the JSON of a page
+_LOG_BYTES = 20_000  # size of the part of a log that is shown
 
 
 @dataclass(frozen=True)
 class Page:
-    """Everything the template shows."""
+    """Everything that the template shows."""
 
     title: str
     facts: list[tuple[str, str]]
@@ -44,19 +44,19 @@ class Page:
     levels: list[Level]
     cards: list[Level]
     warnings: list[str]
-    labels: list[str]  # of the runs that each episode was played in
+    labels: list[str]  # names of the runs in which each episode was played
     tables: list[Json]
     episodes: list[Json]
     paired: Json | None = None
     curves: list[tuple[str, str, str]] = field(default_factory=list)  # title, last value, SVG
-    # Title and value of figures that never changed.
+    # Title and value of curves that never changed.
     constants: list[tuple[str, str]] = field(default_factory=list)
     seconds: list[tuple[str, float]] = field(default_factory=list)
     config: str = ""
-    note: str = ""  # on the episodes
-    unit: str = "tokens"  # what a token of the policy is
-    pictures: dict[str, str] = field(default_factory=dict)  # of screens, by the name of their files
-    log: str = ""  # the end of the log of the run
+    note: str = ""  # about the episodes
+    unit: str = "tokens"  # name of the policy's unit of text
+    pictures: dict[str, str] = field(default_factory=dict)  # pictures of screens by file name
+    log: str = ""  # last lines of the run's log
     unfinished: bool = False
 
     @property
@@ -66,7 +66,7 @@ class Page:
 
 
 def require_renderer() -> None:
-    """Makes sure that a page can be written, before hours are spent on what it shows.
+    """Checks that a page can be written, before hours are spent on its content.
 
     Raises:
         MissingExtra: jinja2 is not installed.
@@ -97,12 +97,12 @@ def render(page: Page) -> str:
     return environment.get_template("report.html").render(page=page)
 
 
-def with_room(page: Page, sides: Sequence[Evaluation]) -> Page:
-    """``page`` with as many of its episodes, and of the screens of these, as it has room for.
+def fit_to_page(page: Page, sides: Sequence[Evaluation]) -> Page:
+    """Returns ``page`` with as many of its episodes and of their screens as fit.
 
     Args:
-        page: with the episodes.
-        sides: the evaluations that they come from.
+        page: The page with all episodes.
+        sides: The evaluations that they come from.
     """
     episodes, dropped = _fitting(page.episodes)
     pictures, missing = pictures_of(episodes, [side.directory for side in sides])
@@ -120,7 +120,7 @@ def with_room(page: Page, sides: Sequence[Evaluation]) -> Page:
 
 
 def _fitting(episodes: Sequence[Json]) -> tuple[list[Json], int]:
-    """The first episodes that fit, with their texts cut, and how many do not."""
+    """Returns the first episodes that fit, with long texts cut, and the number of those left out."""
     room = PAGE_BYTES
     fitting: list[Json] = []
     for episode in episodes:
@@ -134,7 +134,7 @@ def _fitting(episodes: Sequence[Json]) -> tuple[list[Json], int]:
 
 
 def _cut(value: Any) -> Any:
-    """A JSON value with its long texts cut."""
+    """Returns a JSON value with its long texts cut."""
     if isinstance(value, str):
         return shortened(value, TEXT_CHARS)
     if isinstance(value, Mapping):
@@ -145,7 +145,7 @@ def _cut(value: Any) -> Any:
 
 
 def log_end(directory: Path) -> str:
-    """The last lines of the log of a run; empty where it has none."""
+    """Returns the last lines of a run's log; empty without a log."""
     path = directory / LOG
     if not path.is_file():
         return ""
@@ -157,12 +157,12 @@ def log_end(directory: Path) -> str:
 
 
 def first_scorer(results: Json) -> str:
-    """The headline scorer of a results file."""
+    """Returns the main scorer of a results file."""
     return next(iter(results.get("scores", {})), "em_squad")
 
 
 def facts_of(results: Json) -> list[tuple[str, str]]:
-    """What was evaluated, for the head of the page."""
+    """Returns what was evaluated, for the head of the page."""
     known = [(key, results.get(key)) for key in ("policy", "retriever", "seed")]
     known += list(results.get("settings", {}).items())
     return [(key.replace("_", " "), _shown(value)) for key, value in known if value not in (None, "", {})]
@@ -173,26 +173,26 @@ def _shown(value: Any) -> str:
 
 
 def levels_of(scores: Mapping[str, Any], kind: str = "run") -> list[Level]:
-    """Scores as results files hold them: a number, or a dict with ``mean`` (``em`` in older runs); null is left out."""
+    """Reads scores from a results file: a number, or a dict with ``mean`` (``em`` in older runs); null is skipped."""
     levels = []
     for name, value in scores.items():
         score = value if isinstance(value, dict) else {"mean": value}
         mean, ci95 = score.get("mean", score.get("em")), score.get("ci95")
         if mean is not None:
             interval = (ci95[0], ci95[1]) if ci95 else None
-            # The names of runs, sets and environments are the user's, and those of bounds are ours.
+            # Users choose the names of runs, sets and environments; the names of bounds are fixed.
             label, scorer = name.replace("_", " ") if kind == "bound" else name, score.get("scorer", "")
             levels.append(Level(label, float(mean), interval, score.get("n"), kind, scorer))
     return levels
 
 
 def with_bounds(levels: list[Level], bounds: Mapping[str, Any]) -> list[Level]:
-    """``levels``, then the bounds from low to high."""
+    """Returns ``levels``, followed by the bounds from low to high."""
     return [*levels, *sorted(levels_of(bounds, "bound"), key=lambda level: level.mean)]
 
 
 def fault_warnings(runs: Sequence[tuple[str, Evaluation]]) -> list[str]:
-    """A sentence for every run with infrastructure failures, with the most common reasons."""
+    """Returns a sentence for every run with infrastructure failures, with the most common reasons."""
     return [
         f"{label and label.capitalize() + ': '}{episodes_were(run.results['faults'])} left out of every score "
         f"for an infrastructure failure{_reasons_in(run)}."
@@ -209,7 +209,7 @@ def _reasons_in(run: Evaluation) -> str:
 
 
 def bound_warnings(parts: Mapping[str, Json]) -> list[str]:
-    """A sentence for every bound of every set that says something of itself."""
+    """Returns a sentence for every bound of every set that has a note."""
     return [
         f"{name and name + ': '}the bound {bound.replace('_', ' ')} is {value['note']}."
         for name, results in parts.items()
@@ -219,20 +219,20 @@ def bound_warnings(parts: Mapping[str, Json]) -> list[str]:
 
 
 def episodes_were(count: int, kind: str = "") -> str:
-    """The beginning of a sentence on so many episodes."""
+    """Returns the beginning of a sentence about a number of episodes."""
     return f"{count} {kind}{'episode was' if count == 1 else 'episodes were'}"
 
 
 def episodes_of(
     sides: Sequence[Evaluation], scorer: str, name: str = "", limit: int | None = None
 ) -> list[Json]:
-    """One entry a question, with one episode (or null) for each evaluation, in the order of the first.
+    """Returns one entry per question, with one episode (or null) per evaluation, in the order of the first evaluation.
 
     Args:
-        sides: evaluations of the same questions.
-        scorer: the headline.
-        name: of the set, where the page has several.
-        limit: how many questions; all where None.
+        sides: Evaluations of the same questions.
+        scorer: The main scorer.
+        name: The name of the set, if the page has several.
+        limit: The largest number of questions; None includes all.
     """
     by_id = [{record["id"]: record for record in side.records} for side in sides]
     order: Iterable[str] = dict.fromkeys(identity for side in by_id for identity in side)
@@ -250,16 +250,16 @@ def episodes_of(
 
 
 def _episode(record: EpisodeRecord, scorer: str) -> Json:
-    known = scorer in {*SCORERS, *RECORDED} or is_class(scorer)  # what a judge has graded is kept elsewhere
+    known = scorer in {*SCORERS, *RECORDED} or is_class(scorer)  # grades of judges are stored elsewhere
     score = score_of(record, scorer if known else OUTCOME)
     cause = cause_of(record, score)
     if scorer == OUTCOME and cause not in ("correct", "fault"):
-        cause = UNSOLVED  # the other causes are those of wrong answers
+        cause = UNSOLVED  # all other causes are those of wrong answers
     record = redacted(record)
     return {
         "prediction": record["prediction"],
         "valid": record["valid"],
-        "score": score if record["valid"] else None,  # a fault is in no mean, and no 0 either
+        "score": score if record["valid"] else None,  # a fault has no score, not even 0
         "cause": cause,
         "tokens": record.get("tokens", {}),
         "error": record.get("error", ""),

@@ -1,7 +1,7 @@
-"""One self-contained HTML page of an evaluation, a suite of them, or a training run.
+"""Writes one self-contained HTML page of an evaluation, a suite, or a training run.
 
-The numbers are read from the run's folder and never computed anew, with two exceptions: paired tests of two runs, and
-each episode's score and cause of error under the first scorer.
+The numbers are read from the run's folder and not recomputed, with two exceptions: paired tests of two runs, and the score
+and cause of error of each episode under the first scorer.
 """
 
 import re
@@ -28,11 +28,11 @@ from agentenv.evaluation.report.page import (
     facts_of,
     fault_warnings,
     first_scorer,
+    fit_to_page,
     levels_of,
     log_end,
     render,
     with_bounds,
-    with_room,
 )
 from agentenv.evaluation.report.tables import league_tables, question_tables, tables
 from agentenv.evaluation.results import OUTCOME
@@ -42,9 +42,9 @@ from agentenv.evaluation.task_env import OWN_ENVIRONMENT
 Json = dict[str, Any]
 
 METRICS = "metrics.jsonl"
-_LARGEST = 1e300  # of the numbers that are drawn; NaN is not below it
-_ROUNDING = 1e-6  # what is within it on both sides of 0 is 0 in float32
-_STEPS = 20  # with failures that a sentence names
+_LARGEST = 1e300  # largest number that is drawn; comparing with it also excludes NaN
+_ROUNDING = 1e-6  # values this close to 0 are rounding errors of float32
+_STEPS = 20  # number of steps with failures that one sentence lists
 CHANGES = "changes.jsonl"
 CURVES = {
     "dev_score": "{scorer} on dev",
@@ -74,11 +74,11 @@ def write_report(directory: Path | str, against: Path | str | None = None) -> Pa
     """Writes ``report.html`` into the folder of a run and returns its path.
 
     Args:
-        directory: an evaluation, a suite of them, or a training run.
-        against: an evaluation or suite of the same questions to compare it with.
+        directory: The folder of an evaluation, a suite or a training run.
+        against: An evaluation or suite with the same questions to compare with.
 
     Raises:
-        ConfigurationError: the folder holds neither, or the two cannot be compared.
+        ConfigurationError: the folder contains none of these, or the two cannot be compared.
         MissingExtra: jinja2 is not installed.
     """
     against = None if against is None else Path(against)
@@ -98,7 +98,7 @@ def write_report(directory: Path | str, against: Path | str | None = None) -> Pa
 
 
 def training_page(directory: Path) -> Page:
-    """The page of one training folder, finished or not."""
+    """Makes the page of a training folder, finished or not."""
     lines = read_lines(directory / METRICS, "step")
     results = _training_results(directory / RESULTS)
     sides = {
@@ -148,11 +148,11 @@ def training_page(directory: Path) -> Page:
         log=log,
         unfinished=not results,
     )
-    return with_room(page, list(sides.values()))
+    return fit_to_page(page, list(sides.values()))
 
 
 def _episodes(sides: Sequence[Evaluation]) -> list[Json]:
-    """The questions of all ``sides``; those of two environments are apart, because they may have the same ids."""
+    """Returns the questions of all ``sides``; those of different environments are separate, because ids may coincide."""
     asked = [side.results.get("settings", {}).get("questions_fingerprint") for side in sides]
     entries = []
     for one in dict.fromkeys(asked):
@@ -164,20 +164,20 @@ def _episodes(sides: Sequence[Evaluation]) -> list[Json]:
 
 
 def _labelled(name: str, score: Any, scorer: str) -> str:
-    """``name``, and the scorer of its ``score`` where that is not ``scorer``, as in a further environment."""
+    """Returns ``name``, with the scorer of its ``score`` if it is not ``scorer``, as in a further environment."""
     own = score.get("scorer", scorer) if isinstance(score, dict) else scorer
     return name if own == scorer else f"{name} ({own})"
 
 
 def _training_results(path: Path) -> Json:
-    """The results of a training run; empty where it is not finished."""
+    """Reads the results of a training run; empty if it is not finished."""
     results = read_json(path) if path.is_file() else {}
     check_form("training", results, str(path))
     return results
 
 
 def _unfinished(directory: Path, log: str) -> str:
-    """That there are no results, how the log ends, and what to do."""
+    """Returns a message that there are no results, with the end of the log and advice."""
     last = log.strip().rpartition("\n")[2]
     said = f" Its log ends with: {last!r}." if last else ""
     return (
@@ -187,12 +187,12 @@ def _unfinished(directory: Path, log: str) -> str:
 
 
 def _change(after_step: int, key: str, old: Any, new: Any) -> str:
-    """One line of what ``train --resume`` was told to change."""
+    """Describes one setting that ``train --resume`` changed."""
     return f"The run went on after step {after_step} with {key} = {new!r} in place of {old!r}."
 
 
 def _sides(folder: Path) -> list[str]:
-    """The finished evaluations of a run: before, after, then those with a rollout strategy or in a further environment."""
+    """Lists a run's finished evaluations: before, after, then those with a rollout strategy or in a further environment."""
     names = sorted(path.parent.name for path in folder.glob(f"*/{RESULTS}"))
     order = {"before": 0, "after": 1}
 
@@ -214,7 +214,7 @@ def _paired(sides: Mapping[str, Evaluation], scorer: str) -> tuple[Json | None, 
 
 
 def _training_warnings(lines: Sequence[Json]) -> list[str]:
-    alike: dict[str, list[Json]] = {}  # by their words: the figures differ from step to step
+    alike: dict[str, list[Json]] = {}  # warnings grouped by their words, without figures
     for line in lines:
         if line.get("warning"):
             alike.setdefault(re.sub(r"[\d.]+", "", line["warning"]), []).append(line)
@@ -240,14 +240,14 @@ def _at_steps(steps: Sequence[Any], warning: str) -> str:
 
 
 def read_lines(path: Path, kind: str) -> list[Json]:
-    """The JSON lines of a log; a last line that a running or killed process left unfinished is dropped.
+    """Reads the JSON lines of a log. An incomplete last line of a running or killed process is skipped.
 
     Args:
-        path: The log.
-        kind: What a line is; see `check_form`.
+        path: The log file.
+        kind: The kind of line; see `check_form`.
 
     Raises:
-        ConfigurationError: another line is no JSON, or any line something else.
+        ConfigurationError: another line is not JSON, or a line has another form.
     """
     lines = [line for line in path.read_bytes().split(b"\n") if line.strip()]
     parsed: list[Json] = []
@@ -263,11 +263,11 @@ def read_lines(path: Path, kind: str) -> list[Json]:
 
 
 def _curves(lines: Sequence[Json], scorer: str) -> tuple[list[tuple[str, str, str]], list[tuple[str, str]]]:
-    """The curves of a run: title, last value and chart of each that moves, title and value of each that never does."""
+    """Returns title, last value and chart of each curve that changes, and title and value of each that does not."""
     found = {key for line in lines for key, value in line.items() if _number(value)} - {"step"}
-    # Further environments have scorers of their own.
+    # Further environments have their own scorers.
     scorer = "score" if f"dev_score/{OWN_ENVIRONMENT}" in found else scorer
-    # A step has no entry for an end that none of its episodes had.
+    # A step has no entry for an end reason that none of its episodes had.
     ends = dict.fromkeys((key for key in found if key.startswith("end_")), 0)
     lines = [ends | line if "faults" in line else line for line in lines]
     named = [key for curve in CURVES for key in sorted(found) if key.partition("/")[0] == curve]
@@ -277,7 +277,7 @@ def _curves(lines: Sequence[Json], scorer: str) -> tuple[list[tuple[str, str, st
         rows = [line for line in lines if _number(line.get(key)) and "step" in line]
         if not rows:
             continue
-        base, _, own = key.partition("/")  # of several sets: the name of one
+        base, _, own = key.partition("/")  # with several sets: the name of the set
         title = CURVES.get(base, base.replace("_", " ")).replace("{scorer}", scorer) + (
             f", {own}" if own else ""
         )
@@ -299,7 +299,7 @@ def _curves(lines: Sequence[Json], scorer: str) -> tuple[list[tuple[str, str, st
 
 
 def _band(rows: Sequence[Json], key: str) -> tuple[tuple[float, float], ...]:
-    """The interval of each row; none at all where a row has none that can be drawn."""
+    """Returns the interval of each row; empty if an interval is missing or cannot be drawn."""
     ends: list[Sequence[float]] = [row.get(key) or () for row in rows]
     return (
         tuple((low, high) for low, high in ends)
@@ -309,7 +309,7 @@ def _band(rows: Sequence[Json], key: str) -> tuple[tuple[float, float], ...]:
 
 
 def _moves(values: Sequence[float]) -> bool:
-    """Whether these are several values, and not a 0 that rounding in float32 leaves now above and now below."""
+    """Whether the values differ by more than rounding errors of float32 around 0."""
     low, high = min(values), max(values)
     return low < high and not -_ROUNDING < low < 0 < high < _ROUNDING
 
@@ -319,7 +319,7 @@ def _number(value: Any) -> bool:
 
 
 def _seconds(results: Json, directory: Path) -> list[tuple[str, float]]:
-    """Seconds by phase: of the whole run from its results, of the steps summed over ``timings.jsonl``."""
+    """Returns the seconds of each phase: of the whole run from its results, of steps summed over ``timings.jsonl``."""
     rows = [
         (key.replace("_", " "), value) for key, value in results.get("seconds", {}).items() if _number(value)
     ]

@@ -1,4 +1,4 @@
-"""The tables of a report: from ``results.json`` of one or two runs, or of the sets of a suite, to rows of text."""
+"""The tables of a report: rows of text from the ``results.json`` of one or two runs, or of the sets of a suite."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -9,13 +9,13 @@ from agentenv.evaluation.endpoint_usage import describe_usage
 
 Json = dict[str, Any]
 
-_QUESTIONS = 48  # of self-play that are shown
-_CELL = 300  # characters of a text in a table
+_QUESTIONS = 48  # number of self-play questions that are shown
+_CELL = 300  # largest number of characters of a text in a table
 _SHOWN_RETRIEVAL = ("support_recall", "all_support", "answer_shown")
 
 
 def tables(runs: Sequence[tuple[str, Json]], scorer: str) -> list[Json]:
-    """Breakdowns, each ``{"title", "head", "rows"}`` with one group of columns a run."""
+    """Returns the tables of breakdowns, ``{"title", "head", "rows"}`` each, with one group of columns per run."""
     found = [
         _table("Scores", runs, _scores),
         _table("By set", runs, lambda results: _group_cells(results.get("by_set", {}), scorer)),
@@ -32,7 +32,7 @@ def tables(runs: Sequence[tuple[str, Json]], scorer: str) -> list[Json]:
 
 
 def league_tables(league: Json | None) -> list[Json]:
-    """The matrix of a league as one table: a row for each version's questions, a column for each version as solver."""
+    """Returns the matrix of a league as a table: rows are the versions that ask, columns the versions that solve."""
     if not league:
         return []
     rows = [
@@ -45,7 +45,7 @@ def league_tables(league: Json | None) -> list[Json]:
 
 
 def question_tables(questions: Sequence[Json]) -> list[Json]:
-    """The last questions that self-play posed, one a row, the newest first."""
+    """Returns the last questions that self-play posed, one per row, the newest first."""
     if not questions:
         return []
     keys = ("topic", "question", "answer", "searches", "outcome")
@@ -77,7 +77,7 @@ def _table(
 
 
 def _scores(results: Json) -> dict[str, list[str]]:
-    """The scores of the scorers, then those of the judges."""
+    """Returns the scores of the scorers, followed by those of the judges."""
     every = {**results.get("scores", {}), **results.get("judged", {})}
     return {name: _cells(score) for name, score in every.items()}
 
@@ -118,7 +118,7 @@ def _short(value: float) -> str:
 
 
 def _bounds(results: Json, scorer: str) -> dict[str, list[str]]:
-    """The score among its bounds, from low to high."""
+    """Returns the score and its bounds, from low to high."""
     rows = {"this run": results.get("scores", {}).get(scorer, {}), **results.get("bounds", {})}
     named = {name.replace("_", " "): row for name, row in rows.items() if row.get("mean") is not None}
     if named.keys() <= {"this run"}:
@@ -130,7 +130,7 @@ def _errors(results: Json) -> dict[str, list[str]]:
     errors = results.get("errors", {})
     counts = {name: errors[name] for name in ("correct", *CAUSES) if name in errors}
     total = max(results.get("n", 0) + results.get("faults", 0), sum(counts.values())) or 1
-    if counts.keys() == {"correct"}:  # nothing says why the others are not
+    if counts.keys() == {"correct"}:  # the cause of the other episodes is unknown
         counts |= {"not_correct": results.get("n", 0) - counts["correct"], "fault": results.get("faults", 0)}
     rows = {name.replace("_", " "): [str(n), f"{n / total:.1%}"] for name, n in counts.items()}
     if "correct_without_evidence" in errors:
@@ -140,7 +140,7 @@ def _errors(results: Json) -> dict[str, list[str]]:
 
 
 def _capabilities(results: Json) -> dict[str, list[str]]:
-    """Shares of the episodes that show a skill, each with what exercises it."""
+    """Returns the share of the episodes that show each skill, with what exercises it."""
     return {
         f"{row['skill']} (exercised by {row['slice']})": [
             str(row["episodes"]),
@@ -153,12 +153,12 @@ def _capabilities(results: Json) -> dict[str, list[str]]:
 
 
 def suite_tables(parts: Mapping[str, Json], summary: Json, scorer: str) -> list[Json]:
-    """The tables of a suite, a row a set.
+    """Returns the tables of a suite, with one row per set.
 
     Args:
         parts: ``results.json`` of every set.
         summary: ``suite.json``.
-        scorer: the headline.
+        scorer: The main scorer.
     """
     bounds = ("closed_book", "oracle", "oracle_paged")
     head = ["n", "mean", "95 % interval", *(name.replace("_", " ") for name in bounds)]
@@ -219,7 +219,7 @@ def _errors_table(parts: Mapping[str, Json]) -> Json:
 
 
 def comparison_table(found: Json, scorer: str) -> Json:
-    """Differences set by set, with p-values as they are and corrected for the number of sets."""
+    """Returns differences set by set, with uncorrected p-values and those corrected for the number of sets."""
     head = ["n", "first", "second", "difference", "95 % interval", "first better", "second better"]
     head += ["p McNemar", "Holm", "p bootstrap", "Holm"]
     rows = []

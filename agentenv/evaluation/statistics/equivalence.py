@@ -1,8 +1,8 @@
-"""Are two systems as good as each other? Two one-sided tests, because finding no difference shows nothing.
+"""Tests whether two systems are equally good, by two one-sided tests: finding no difference would prove nothing.
 
 Schuirmann 1987, "A comparison of the two one-sided tests procedure and the power approach for assessing the equivalence of
 average bioavailability", J. Pharmacokinetics and Biopharmaceutics 15, 657-680; with Welch's error and degrees of freedom, so
-that the two spreads may differ.
+that the variances may differ.
 
 A and B are the numbers of seeds of the two systems.
 """
@@ -17,25 +17,24 @@ from agentenv.evaluation.statistics.intervals import Floats, all_equal, t_two_si
 
 
 def equivalence_p(a_A: ArrayLike, b_B: ArrayLike, margin: float) -> float:
-    """The p-value of "the two means differ by ``margin`` or more"; a small one says that they are equivalent.
+    """Returns the p-value of "the means differ by ``margin`` or more"; a small one says that they are equivalent.
 
     It is the larger of the p-values of "a is lower by the margin or more" and "a is higher by the margin or more", so that
-    both are refused at a level where it is below that level. It is 1 where no seed of either system differs from the others
-    of that system: a few equal scores, of runs that have learned nothing for example, do not say how far further ones would
-    spread.
+    both are rejected if it is below the level. It is 1 if the seeds of each system all have the same score: a few equal
+    scores, for example of runs that learned nothing, do not tell how much further ones would vary.
 
     Args:
-        a_A: A score for each seed of the first system, two at least.
+        a_A: One score for each seed of the first system, at least two.
         b_B: The same of the second system.
         margin: The smallest difference that would matter.
 
     Raises:
-        ConfigurationError: fewer than two scores, one that is not finite, or a margin that is not above 0.
+        ConfigurationError: there are fewer than two scores, one is not finite, or the margin is not above 0.
     """
     a, b = (_checked(values) for values in (a_A, b_B))
     if not margin > 0:
         raise ConfigurationError(f"A margin of equivalence is above 0, not {margin}.")
-    # Of each system by itself, as in Welch's test: a pooled variance would assume that both spread alike.
+    # Separately for each system, as in Welch's test: a pooled variance would assume equal variances.
     errors = np.array([x.var(ddof=1) / x.size for x in (a, b)])
     room = margin - abs(float(a.mean() - b.mean()))
     if all_equal(a) and all_equal(b):
@@ -46,7 +45,7 @@ def equivalence_p(a_A: ArrayLike, b_B: ArrayLike, margin: float) -> float:
 
 def _upper_tail(t: float, df: float) -> float:
     """Probability that Student's t with ``df`` degrees of freedom is at least ``t``."""
-    # One-sided, because each of the two tests asks about one end of the margin alone.
+    # One-sided, because each of the two tests concerns one end of the margin.
     half = t_two_sided(abs(t), df) / 2 if abs(t) < inf else 0.0
     return half if t >= 0 else 1 - half
 

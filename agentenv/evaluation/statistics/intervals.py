@@ -1,4 +1,4 @@
-"""Intervals that hold for few questions, few clusters and sparse scores, without SciPy.
+"""Confidence intervals that are valid for few questions, few clusters and sparse scores, without SciPy.
 
 N is the number of questions, C that of clusters.
 """
@@ -14,15 +14,16 @@ Floats = NDArray[np.float64]
 
 _TINY = 1e-30
 _HALVINGS = 60
-_DRAWS = 10_000  # of signs
-_ALL_SIGNS = 20  # sums, from which on signs are drawn: there are 2^n choices
-_STEPS = 300  # of the continued fraction, which needs a multiple of sqrt(max(a, b))
+_DRAWS = 10_000  # number of random choices of signs
+_ALL_SIGNS = 20  # from this number of sums on, signs are drawn at random (there are 2^n choices)
+_STEPS = 300  # most steps of the continued fraction, which needs O(sqrt(max(a, b)))
 FEW = 20
-"""Values below which resampling has too little to draw from: no resample of three reaches beyond the largest of them."""
+"""With fewer values, resampling is inadequate: no resample of three values goes beyond their maximum."""
 FEW_CLUSTERS = 100
-"""Clusters with a score other than 0, below which resampled clusters are too narrow for sparse scores: of 600 samples of 500
-clusters they held the mean in .92 where 24 or 35 had one, in .94 of 68 and .95 of 110."""
-_ROUNDING = 1e-9  # of the scale of scores: what is closer together is equal
+"""With fewer clusters with a score other than 0, intervals of resampled clusters are too narrow for sparse scores: in 600
+samples of 500 clusters they contained the mean in .92 if 24 or 35 clusters had such a score, in .94 for 68 and .95 for
+110."""
+_ROUNDING = 1e-9  # relative to the scale of the scores; closer values count as equal
 
 
 def beta_cdf(x: float, a: float, b: float) -> float:
@@ -32,10 +33,10 @@ def beta_cdf(x: float, a: float, b: float) -> float:
     """
     if x <= 0 or x >= 1:
         return float(x >= 1)
-    # The fraction converges quickly below this point alone; above it the mirrored one does.
+    # The fraction converges quickly only below this point; above it, the symmetric one does.
     if x > (a + 1) / (a + b + 2):
         return 1 - beta_cdf(1 - x, b, a)
-    # In logarithms, because the gamma functions overflow from arguments of 171 on.
+    # In logarithms, because the gamma functions overflow for arguments above 171.
     front = exp(lgamma(a + b) - lgamma(a) - lgamma(b) + a * log(x) + b * log1p(-x)) / a
     c, d, value = _TINY, 0.0, _TINY
     for step in range(_STEPS):
@@ -43,7 +44,7 @@ def beta_cdf(x: float, a: float, b: float) -> float:
         d = 1 / _nonzero(1 + term * d)
         c = _nonzero(1 + term / c)
         value *= c * d
-        # A further factor this close to 1 changes no digit of a double.
+        # A factor this close to 1 no longer changes a double.
         if abs(c * d - 1) < 1e-15:
             break
     return front * value
@@ -61,7 +62,7 @@ def _coefficient(step: int, x: float, a: float, b: float) -> float:
 def beta_quantile(q: float, a: float, b: float) -> float:
     """The x with ``beta_cdf(x, a, b) = q``, by bisection."""
     low, high = 0.0, 1.0
-    # Bisected, because the density may be infinite at an end, where Newton's steps leave [0, 1].
+    # By bisection, because the density may be infinite at an end, where Newton's steps leave [0, 1].
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if beta_cdf(middle, a, b) < q else (low, middle)
@@ -69,17 +70,17 @@ def beta_quantile(q: float, a: float, b: float) -> float:
 
 
 def t_quantile(q: float, df: float) -> float:
-    """Quantile, q > 1/2, of Student's t with ``df`` degrees of freedom, no whole number needed; normal for infinity."""
+    """Quantile q > 1/2 of Student's t with ``df`` degrees of freedom, possibly fractional; normal if ``df`` is infinite."""
     if isinf(df):
         return NormalDist().inv_cdf(q)
-    # With X = df / (df + T^2), which is Beta(df / 2, 1 / 2), both tails of T are the lower tail of X.
+    # X = df / (df + T^2) is Beta(df / 2, 1 / 2), and both tails of T are the lower tail of X.
     x = beta_quantile(2 * (1 - q), df / 2, 0.5)
     return sqrt(df * (1 - x) / x)
 
 
 def t_two_sided(t: float, df: float) -> float:
     """Probability that Student's t with ``df`` degrees of freedom is at least as far from 0 as ``t``."""
-    # Without a bound on the degrees of freedom the argument of the beta function would be inf / inf.
+    # With infinite degrees of freedom, the argument of the beta function would be inf / inf.
     return 2 * (1 - NormalDist().cdf(abs(t))) if isinf(df) else beta_cdf(df / (df + t * t), df / 2, 0.5)
 
 
@@ -87,14 +88,15 @@ def robust_error(x: Floats, members: Sequence[Sequence[int]]) -> tuple[float, fl
     """Standard error of the mean of ``x`` [N] over C clusters, and its degrees of freedom.
 
     CR2: the summed residual of a cluster of size n_c is divided by sqrt(1 - n_c / N), which makes the variance unbiased for
-    independent scores (Bell and McCaffrey 2002). The degrees of freedom are Satterthwaite's, the smaller of those for
-    independent scores and of those for clusters that agree within themselves: (sum of eigenvalues)^2 / sum of their squares
-    of the covariance of the adjusted residual sums. C - 1 for clusters of one size; infinite error for a single cluster.
+        independent scores (Bell and McCaffrey 2002). The degrees of freedom are Satterthwaite's, (sum of eigenvalues)^2 /
+        sum of their squares of the covariance of the adjusted residual sums: the smaller of the values for independent
+        scores and for scores that are equal within each cluster. With clusters of one size it is C - 1. With a single
+        cluster, the error is infinite.
     """
     sizes = np.array([len(rows) for rows in members], dtype=np.float64)
     if len(sizes) < 2:
         return inf, 1.0
-    # With two clusters at least no cluster has all questions, so that nothing is divided by 0.
+    # With at least two clusters none contains all questions, so there is no division by 0.
     adjust = 1 / np.sqrt(1 - sizes / x.size)
     residuals = adjust * np.array([(x[rows] - x.mean()).sum() for rows in map(list, members)])
     return float(sqrt((residuals**2).sum()) / x.size), min(
@@ -103,23 +105,23 @@ def robust_error(x: Floats, members: Sequence[Sequence[int]]) -> tuple[float, fl
 
 
 def _freedom(sizes: Floats, adjust: Floats, variances: Floats) -> float:
-    """Satterthwaite's, where the sum of cluster c has the variance ``variances[c]``.
+    """Returns Satterthwaite's degrees of freedom, if the sum of cluster c has the variance ``variances[c]``.
 
     The sums S of clusters with the shares s have residuals S - s sum(S), whose covariance is A = diag(v) - u s' - s u' with
-    u = v - s sum(v) / 2 for the variances v, scaled by the adjustments on both sides. Its trace and the sum of its squares
-    are written out: the matrix itself would take gigabytes for the ten thousand clusters of a suite.
+    u = v - s sum(v) / 2 for the variances v, scaled by the adjustments on both sides. The trace of A and the sum of its
+    squares are computed without A, which would take gigabytes for the ten thousand clusters of a suite.
     """
     shares, scale = sizes / sizes.sum(), adjust**2
     u = variances - shares * variances.sum() / 2
-    # Every sum is of positive parts, or of the other clusters, so that nothing cancels where one cluster outweighs all.
-    diagonal = scale * (variances * (1 - shares) ** 2 + shares**2 * _of_others(variances))
+    # Each sum is of positive terms or over the other clusters, so that nothing cancels if one cluster dominates.
+    diagonal = scale * (variances * (1 - shares) ** 2 + shares**2 * _sums_of_others(variances))
     one, other, mixed = scale * u**2, scale * shares**2, scale * u * shares
-    beside = 2 * float((one * _of_others(other) + mixed * _of_others(mixed)).sum())
+    beside = 2 * float((one * _sums_of_others(other) + mixed * _sums_of_others(mixed)).sum())
     return float(diagonal.sum()) ** 2 / (float((diagonal**2).sum()) + beside)
 
 
-def _of_others(x: Floats) -> Floats:
-    """For each value of ``x`` [C] the sum of all others."""
+def _sums_of_others(x: Floats) -> Floats:
+    """Returns for each value of ``x`` [C] the sum of all others."""
     others: Floats = np.zeros_like(x)
     others[1:] += np.cumsum(x)[:-1]
     others[:-1] += np.cumsum(x[::-1])[-2::-1]
@@ -137,12 +139,13 @@ def wilson_score(p: float, n: float, z: float) -> tuple[float, float]:
 
 
 def bounded_interval(x: Floats, members: Sequence[Sequence[int]], level: float) -> tuple[float, float]:
-    """Interval of the mean of ``x`` [N] with values in [0, 1] over C clusters, for few clusters and sparse scores.
+    """Interval of the mean of ``x`` [N] with values in [0, 1] over C clusters; valid for few clusters and sparse scores.
 
-    Wilson's (1927) for an effective number of questions: that whose simple standard error would be the clustered one
-    (`robust_error`), at most N, times (z / t)^2 for the degrees of freedom of that error (Korn and Graubard 1998). Where all
-    scores are 0 or 1, or there is one cluster, it is the number of clusters. For values between 0 and 1 it is wider than
-    need be, because 0/1 values vary most around a mean; where nearly all values are equal no narrower interval covers.
+    Wilson's interval (1927) for an effective number of questions. That is the number whose simple standard error would equal
+    the clustered one (`robust_error`), at most N, times (z / t)^2 for the degrees of freedom of that error (Korn and
+    Graubard 1998). If all scores are 0 or 1, or there is one cluster, it is the number of clusters. For values between 0 and
+    1 the interval is wider than necessary, because 0/1 values have the largest variance for a given mean; if nearly all
+    values are equal, no narrower interval has the stated coverage.
     """
     mean, z = float(x.mean()), t_quantile((1 + level) / 2, inf)
     if len(members) == x.size:
@@ -150,7 +153,7 @@ def bounded_interval(x: Floats, members: Sequence[Sequence[int]], level: float) 
     else:
         error, df = robust_error(x, members)
         if len(members) == 1 or mean in (0.0, 1.0):
-            # The error would be 0, or has no estimate, so each cluster counts as one question.
+            # The error would be 0, or cannot be estimated, so each cluster counts as one question.
             effective, df = float(len(members)), max(1.0, len(members) - 1.0)
         else:
             effective = min(mean * (1 - mean) / error**2, x.size) if error > 0 else float(x.size)
@@ -160,24 +163,25 @@ def bounded_interval(x: Floats, members: Sequence[Sequence[int]], level: float) 
 
 
 def difference_interval(d: Floats, members: Sequence[Sequence[int]], level: float) -> tuple[float, float]:
-    """Interval of the mean of ``d`` [N], differences that are almost all 0, or almost all equal.
+    """Interval of the mean of ``d`` [N], differences of which almost all are 0, or almost all are equal.
 
-    The means of the positive and of the negative parts have `bounded_interval`s, whose distances are added in squares, less
-    twice their product times the correlation of the two parts (Zou and Donner 2008, "MOVER", for estimates that are not
-    independent). The correlation is at most 0, because no difference is positive and negative at once.
+    The means of the positive and of the negative parts each have a `bounded_interval`. Their distances are combined as a
+    root of squares minus twice their product times the correlation of the two parts (Zou and Donner 2008, "MOVER", for
+    dependent estimates). The correlation is at most 0, because no difference is both positive and negative.
 
-    Differences that leave [-1, 1] are taken for bounded by the largest that was seen, to either side: without any bound
-    equal ones would have an interval of no width, as if further questions could not differ.
+    Differences outside of [-1, 1] are assumed to be bounded by the largest observed one, in both directions. Without any
+    bound, equal differences would have an interval of width 0, as if further questions could not differ.
     """
     if (largest := float(abs(d).max())) > 1:
         low, high = difference_interval(d / largest, members, level)
         return largest * low, largest * high
     up, down = np.maximum(d, 0), np.maximum(-d, 0)
-    # Each part lies in [0, 1], where Wilson's interval keeps a width although nearly all values are 0.
+    # Each part is in [0, 1], where Wilson's interval has a positive width even if nearly all values are 0.
     (low_up, high_up), (low_down, high_down) = (bounded_interval(part, members, level) for part in (up, down))
-    # The covariance of the two parts is E[up down] - E[up] E[down], whose first term is 0.
+    # The covariance of the two parts is E[up down] - E[up] E[down], and its first term is 0.
     spread = sqrt(up.var() * down.var())
-    correlation = -float(up.mean() * down.mean()) / spread if spread > 0 else 0.0  # up times down is 0
+    # because up times down is 0
+    correlation = -float(up.mean() * down.mean()) / spread if spread > 0 else 0.0
     lower_ends = (float(up.mean()) - low_up, high_down - float(down.mean()))
     upper_ends = (high_up - float(up.mean()), float(down.mean()) - low_down)
     below, above = (
@@ -187,13 +191,13 @@ def difference_interval(d: Floats, members: Sequence[Sequence[int]], level: floa
 
 
 def sign_flip_p(d: Floats, members: Sequence[Sequence[int]]) -> float:
-    """Two-sided p-value of a mean of 0, where the sign of a cluster's sum is a fair coin (Fisher 1935).
+    """Two-sided p-value of a mean of 0, if the sign of a cluster's sum is a fair coin flip (Fisher 1935).
 
-    Exact for fewer than 20 sums other than 0, by all choices of their signs. For more it is the share of 10,000 random
-    choices, with the one that was seen added so that it is never 0 (Phipson and Smyth 2010).
+    For fewer than 20 non-zero sums it is exact, over all choices of signs. For more, it is the share among 10,000 random
+    choices, to which the observed one is added so that the p-value is never 0 (Phipson and Smyth 2010).
     """
     sums = np.array([total for rows in members if (total := float(d[list(rows)].sum()))])
-    # Rounding must not make the choice that was seen less extreme than itself, and it grows with the scores.
+    # The tolerance prevents that rounding makes the observed choice less extreme than itself; it scales with the scores.
     least = abs(sums.sum()) - _ROUNDING * abs(sums).sum()
     if sums.size >= _ALL_SIGNS:
         rng = np.random.default_rng(0)
@@ -201,7 +205,7 @@ def sign_flip_p(d: Floats, members: Sequence[Sequence[int]]) -> float:
             abs(np.where(rng.random(sums.size) < 0.5, sums, -sums).sum()) >= least for _ in range(_DRAWS)
         )
         return float((extreme + 1) / (_DRAWS + 1))
-    # All sums of the signs chosen so far; each cluster doubles them, to 2^19 = 524,288 at most.
+    # All sums over the signs chosen so far. Each cluster doubles their number, up to 2^19 = 524,288.
     reached = np.zeros(1)
     for total in sums:
         reached = np.concatenate([reached - total, reached + total])
@@ -209,13 +213,13 @@ def sign_flip_p(d: Floats, members: Sequence[Sequence[int]]) -> float:
 
 
 def welch_interval(a: Floats, b: Floats) -> tuple[float, float] | None:
-    """95 % interval of the difference of two means, of ``a`` [A] less ``b`` [B] (Welch 1947).
+    """95 % interval of the difference of two means, ``a`` [A] minus ``b`` [B] (Welch 1947).
 
     With squared errors v = s^2 / n it has (v_a + v_b)^2 / (v_a^2 / (A - 1) + v_b^2 / (B - 1)) degrees of freedom.
 
     Returns:
-        None where nothing tells of the spread: fewer than two values of either, or equal ones of both. A few runs that all
-        score the same do not say how far further ones would spread.
+        The interval, or None if the variance cannot be estimated: fewer than two values of either, or equal values in both.
+        A few runs with the same score do not tell how much further ones would vary.
     """
     if min(a.size, b.size) < 2 or (all_equal(a) and all_equal(b)):
         return None
@@ -227,12 +231,12 @@ def welch_interval(a: Floats, b: Floats) -> tuple[float, float] | None:
 
 
 def all_equal(x: Floats) -> bool:
-    """Whether the values of ``x`` differ by no more than rounding."""
+    """Whether the values of ``x`` differ only by rounding."""
     return bool(np.ptp(x) <= _ROUNDING * max(1.0, float(abs(x).max())))
 
 
 def few_differ(x: Floats) -> bool:
-    """Whether fewer than `FEW` values of ``x`` differ from the commonest one."""
+    """Whether fewer than `FEW` values of ``x`` differ from the most frequent one."""
     return x.size - _commonest(x) < FEW
 
 
@@ -252,10 +256,10 @@ def effective_clusters(members: Sequence[Sequence[int]]) -> float:
 
 
 def mostly_equal(x: Floats) -> bool:
-    """Whether, besides, half of the values or more are the commonest one."""
+    """Whether `few_differ` holds and at least half of the values are the most frequent one."""
     return few_differ(x) and 2 * _commonest(x) >= x.size
 
 
 def _commonest(x: Floats) -> int:
-    """How often the commonest value occurs."""
+    """Number of occurrences of the most frequent value."""
     return int(np.unique(x, return_counts=True)[1].max())

@@ -1,4 +1,4 @@
-"""The mean over several question sets, each of which weighs alike, with its interval over their questions."""
+"""The mean over several question sets with equal weights, with its interval over their questions."""
 
 from collections.abc import Hashable, Sequence
 from math import inf, sqrt
@@ -17,17 +17,17 @@ def macro_mean(
     level: float = 0.95,
     lowest: float = 0.0,
 ) -> tuple[float, list[float] | None]:
-    """The mean of the means of several sets, and the ends of its interval.
+    """Returns the mean of the means of several sets, and the ends of its interval.
 
-    Its standard error is sqrt(sum of squared errors) / number of sets, and its interval the normal one, or Student's t with
-    Welch's degrees of freedom where sets have few questions or clusters, or clusters of which a few hold most of the
-    questions (`robust_error`), cut to [``lowest``, 1] where all values are in it.
+    Its standard error is sqrt(sum of squared errors) / number of sets. The interval is the normal one, or Student's t with
+    Welch's degrees of freedom if sets have few questions or clusters, or if a few clusters have most of the questions
+    (`robust_error`). It is clipped to [``lowest``, 1] if all values are in that range.
 
     Args:
-        sets: The values of each set, one a question.
-        clusters: What each question belongs to, for each set.
-        level: Of the interval.
-        lowest: Of the values, where they are bounded: 0 for scores, -1 for differences of two scores.
+        sets: The values of each set, one per question.
+        clusters: The cluster of each question, for each set.
+        level: The confidence level.
+        lowest: The lower bound of the values, if they are bounded: 0 for scores, -1 for differences of two scores.
     """
     mean = fmean(fmean(values) for values in sets)
     parts = [_squared_error(values, of, lowest) for values, of in zip(sets, clusters, strict=True)]
@@ -42,13 +42,13 @@ def macro_mean(
 def combined_interval(
     means: Sequence[float], intervals: Sequence[Sequence[float]], weights: Sequence[float]
 ) -> tuple[float, float]:
-    """The ends of the interval of a weighted mean of independent means, from their own intervals of the same level.
+    """Returns the interval of a weighted mean of independent means, from their own intervals of the same level.
 
     The method of variance estimates recovery (Zou and Donner 2008, Statistics in Medicine 27, section 2): the distance of an
-    end from the mean is sqrt(sum_i (w_i d_i)^2), where d_i is the distance of that end of interval i from mean i. Intervals
-    may be lopsided, such as those of shares near 0 or 1. Where all parts are such shares it is too narrow: of two or three
-    parts of 20 to 100 questions that are right in .01 to .05 it held the truth in .91 to .93 of 400 simulations, of seven
-    parts of 20 in .84.
+    end from the mean is sqrt(sum_i (w_i d_i)^2), where d_i is the distance of that end of interval i from mean i. The
+    intervals may be asymmetric, such as those of shares near 0 or 1. If all parts are such shares, the interval is too
+    narrow: for two or three parts of 20 to 100 questions, of which .01 to .05 are right, it contained the true value in .91
+    to .93 of 400 simulations, and for seven parts of 20 questions in .84.
 
     Args:
         means: One for each part.
@@ -63,7 +63,7 @@ def combined_interval(
 
 
 def _freedom(parts: Sequence[tuple[float, float]]) -> float:
-    """Welch's degrees of freedom of a sum of squared errors, each with its own; infinite from `SMALL_SAMPLE` on."""
+    """Returns Welch's degrees of freedom of a sum of squared errors with their own; infinite from `SMALL_SAMPLE` on."""
     spread = sum(square**2 / df for square, df in parts)
     found = sum(square for square, _ in parts) ** 2 / spread if spread else inf
     return found if found < SMALL_SAMPLE else inf
@@ -72,10 +72,10 @@ def _freedom(parts: Sequence[tuple[float, float]]) -> float:
 def _squared_error(
     values: Sequence[float], clusters: Sequence[Hashable], lowest: float
 ) -> tuple[float, float]:
-    """The squared error of the mean, and its degrees of freedom.
+    """Returns the squared error of the mean, and its degrees of freedom.
 
-    Where nothing varies, or all is one cluster, that of one more success and failure, as 0 would claim certainty; infinite
-    for values outside [``lowest``, 1], of whose spread nothing is known then.
+    For constant values or a single cluster, it is that with one more success and failure, because 0 would claim certainty.
+    It is infinite for such values outside of [``lowest``, 1], because nothing is known about their variance.
     """
     x, members = np.asarray(values, dtype=np.float64), rows_of_clusters(clusters)
     if len(members) > 1:

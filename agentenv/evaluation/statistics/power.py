@@ -1,11 +1,11 @@
-"""What could a comparison have found? The power of the sequential test and of the test of equivalence, by simulation.
+"""Simulates the power of the sequential test and of the equivalence test: what a comparison could have found.
 
-Scores are drawn from normal distributions of deviation 1, so differences and margins are in standard deviations between
-seeds. One of M systems is shifted by ``effect``, and the power is the probability that the test tells it apart from another
-one, in the right direction, at some interim analysis.
+Scores are drawn from normal distributions with standard deviation 1, so differences and margins are in standard deviations
+between seeds. One of M systems is shifted by ``effect``. The power is the probability that the test distinguishes it from
+another one, in the right direction, at some interim analysis.
 
-M is the number of systems, N that of seeds between two interim analyses, R that of simulated comparisons, P that of pairs, S
-that of permutations with the identity, and K that of interim analyses.
+M is the number of systems, N of seeds between two interim analyses, R of simulated comparisons, P of pairs, S of
+permutations including the identity, and K of interim analyses.
 """
 
 from collections.abc import Callable
@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 from agentenv.evaluation.statistics.equivalence import equivalence_p
 from agentenv.evaluation.statistics.sequential import Floats, signs
 
-_WIDEST = 8.0  # standard deviations: nothing beyond it is called detectable
+_WIDEST = 8.0  # standard deviations; larger differences are not considered
 _HALVINGS = 7
 
 
 def least_p(per_interim: int) -> float:
-    """The p-value of two systems that do not overlap at the first interim analysis, the smallest that there is.
+    """Returns the smallest possible p-value at the first interim analysis, that of two systems whose scores do not overlap.
 
-    Of the C(2N, N) ways to split the scores only the one that was seen and its mirror image are as extreme.
+    Of the C(2N, N) ways to split the scores, only the observed one and its mirror image are as extreme.
     """
     return 2 / comb(2 * per_interim, per_interim)
 
@@ -42,17 +42,17 @@ def sequential_power(
     permutations: int = 500,
     seed: int = 0,
 ) -> float:
-    """The share of simulated comparisons in which the test of ``compare_sequentially`` finds one system better than another.
+    """Returns the share of simulated comparisons in which ``compare_sequentially`` finds one system better than another.
 
     Args:
-        effect: By how many standard deviations the first system is higher than all others.
-        systems: Members of the family.
-        per_interim: Seeds of each between two interim analyses.
-        interims: Interim analyses at most.
-        alpha: Error level of the family.
-        replications: Simulated comparisons.
-        permutations: Drawn besides the identity.
-        seed: Of the simulation.
+        effect: The difference of the first system from all others, in standard deviations.
+        systems: The number of systems in the family.
+        per_interim: The number of seeds of each system between two interim analyses.
+        interims: The largest number of interim analyses.
+        alpha: The error level of the family.
+        replications: The number of simulated comparisons.
+        permutations: The number of random permutations, in addition to the identity.
+        seed: The seed of the simulation.
     """
     rng = np.random.default_rng(seed)
     pairs = [*combinations(range(systems), 2)]
@@ -63,19 +63,19 @@ def sequential_power(
         scores_RMN[:, 0] += effect
         signs_SN = signs(rng, permutations, per_interim)
         pools = [np.concatenate([scores_RMN[:, one], scores_RMN[:, other]], axis=1) for one, other in pairs]
-        # A new array and not `+=`, because `looks` keeps the sums of every analysis.
+        # A new array instead of `+=`, because `looks` keeps the sums of every analysis.
         sums_RPS = sums_RPS + np.stack([pool @ signs_SN.T for pool in pools], axis=1)
         looks.append(sums_RPS)
     apart_RP = distinguished(np.stack(looks), alpha / interims)
-    # The sum of the first pair under the identity is positive where the first system is the better one.
+    # The sum of the first pair under the identity is positive if the first system is better.
     return float((apart_RP[:, 0] & (sums_RPS[:, 0, 0] > 0)).mean())
 
 
 def distinguished(sums_KRPS: Floats, step: float) -> NDArray[np.bool_]:
-    """Which pairs each of R comparisons tells apart: the rule of ``sequential.py`` for many comparisons at once -> [R, P].
+    """Returns which pairs each of R comparisons distinguishes -> [R, P]: the rule of ``sequential.py``, vectorised.
 
     Args:
-        sums_KRPS: The sums of all scores up to each interim analysis under each permutation, the identity first.
+        sums_KRPS: The cumulative sums of scores at each interim analysis under each permutation, the identity first.
         step: The error level of one interim analysis.
     """
     sizes_KRPS = np.abs(sums_KRPS)
@@ -90,17 +90,17 @@ def distinguished(sums_KRPS: Floats, step: float) -> NDArray[np.bool_]:
 
 
 def _extreme_pairs(sizes_KRPS: Floats, open_RP: NDArray[np.bool_], step: float) -> NDArray[np.int64]:
-    """For each comparison the pair that leaves its family next, or -1 -> [R]."""
+    """Returns the pair of each comparison that leaves its family next, or -1 -> [R]."""
     _, count, _, permutations = sizes_KRPS.shape
     left_RS = np.ones((count, permutations), dtype=np.bool_)
     found_R = np.full(count, -1)
     for look, sizes_RPS in enumerate(sizes_KRPS, start=1):
         largest_RS = np.where(open_RP[:, :, None], sizes_RPS, -1.0).max(axis=1)
-        # The tiny addition keeps a product such as .05 * 20 / 20 from being rounded down to one less.
+        # The small addition prevents a product such as .05 * 20 / 20 from being rounded down to one less.
         allowed_R = int(look * step * permutations + 1e-9) - (~left_RS).sum(axis=1)
         ranked_RS = np.sort(np.where(left_RS, largest_RS, -np.inf), axis=1)[:, ::-1]
         place_R = np.clip(allowed_R, 0, permutations - 1)
-        # A tie with the value at the edge is not taken: only what is larger, by more than rounding, is more extreme.
+        # Ties with the value at the threshold are not counted: only larger values, by more than rounding, are more extreme.
         cut_R = np.take_along_axis(ranked_RS, place_R[:, None], axis=1)
         taken_RS = left_RS & (largest_RS > cut_R + 1e-9 * np.maximum(1.0, np.abs(cut_R)))
         new_R = taken_RS[:, 0] & (found_R < 0) & open_RP.any(axis=1)
@@ -119,15 +119,15 @@ def equivalence_power(
     replications: int = 300,
     seed: int = 0,
 ) -> float:
-    """The share of simulated comparisons of two systems with the same mean that are found equivalent at some analysis.
+    """Returns the share of simulated comparisons of two systems with equal means that are found equivalent.
 
     Args:
         margin: The smallest difference that would matter, in standard deviations between seeds.
-        per_interim: Seeds of each between two interim analyses.
-        interims: Interim analyses at most; each has an equal part of ``alpha``.
-        alpha: Error level of the pair.
-        replications: Simulated comparisons.
-        seed: Of the simulation.
+        per_interim: The number of seeds of each system between two interim analyses.
+        interims: The largest number of interim analyses, each of which has an equal part of ``alpha``.
+        alpha: The error level of the pair.
+        replications: The number of simulated comparisons.
+        seed: The seed of the simulation.
     """
     rng = np.random.default_rng(seed)
     equivalent_runs = 0
@@ -142,9 +142,9 @@ def equivalence_power(
 def detectable_difference(
     *, systems: int, per_interim: int, interims: int, alpha: float, power: float = 0.8
 ) -> float | None:
-    """The smallest difference, in standard deviations between seeds, that is found with probability ``power``.
+    """Returns the smallest difference, in standard deviations between seeds, that is found with probability ``power``.
 
-    None where not even eight are: the test can decide nothing then.
+    Returns None if even eight standard deviations are not found: the test then cannot decide anything.
     """
     return _smallest(
         lambda effect: sequential_power(
@@ -156,7 +156,7 @@ def detectable_difference(
 
 @lru_cache(maxsize=64)
 def detectable_margin(*, per_interim: int, interims: int, alpha: float, power: float = 0.8) -> float | None:
-    """The smallest margin, in standard deviations between seeds, within which equal systems are found with ``power``."""
+    """Returns the smallest margin, in standard deviations between seeds, in which equal systems are found with ``power``."""
     return _smallest(
         lambda margin: equivalence_power(margin, per_interim=per_interim, interims=interims, alpha=alpha),
         power,
@@ -164,9 +164,9 @@ def detectable_margin(*, per_interim: int, interims: int, alpha: float, power: f
 
 
 def _smallest(power_of: Callable[[float], float], power: float) -> float | None:
-    """Where a power that grows with its argument reaches ``power``, by bisection."""
+    """Returns the argument at which an increasing power reaches ``power``, by bisection."""
     low, high = 0.0, _WIDEST
-    # Before the bisection, which would otherwise end at the upper edge as if the power were reached there.
+    # Checked first, because the bisection would otherwise end at the upper limit as if the power were reached there.
     if power_of(high) < power:
         return None
     for _ in range(_HALVINGS):

@@ -1,6 +1,6 @@
-"""How sure a score is: intervals for one system, paired tests for two, corrections for many.
+"""Confidence intervals of one system, paired tests of two systems, and corrections for multiple tests.
 
-Everything is a pure function; randomness comes from the given seed only. N is the number of questions.
+All functions are pure; randomness comes only from the given seed. N is the number of questions.
 """
 
 from collections.abc import Hashable, Iterator, Sequence
@@ -29,40 +29,38 @@ from agentenv.evaluation.statistics.intervals import (
 
 Floats = NDArray[np.float64]
 
-SMALL_SAMPLE = (
-    200  # questions or clusters, below which the percentile bootstrap is too narrow (Bowyer et al. 2025)
-)
+# number of questions or clusters below which the percentile bootstrap is too narrow (Bowyer et al. 2025)
+SMALL_SAMPLE = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over questions with its confidence interval and how the interval was made."""
+    """A mean over questions with its confidence interval and the method of the interval."""
 
     mean: float
     low: float
     high: float
     n: int
     method: str
-    """``bootstrap``, ``bootstrap expanded``, ``wilson``, ``t`` or ``unknown``; all but the second and the last also with
+    """``bootstrap``, ``bootstrap expanded``, ``wilson``, ``t`` or ``unknown``; each except the second and the last also with
     ``clustered``."""
 
     @property
     def ci95(self) -> list[float] | None:
-        """The ends of the interval, for a file; None where one value or cluster says nothing of the spread."""
+        """The ends of the interval, for a file; None if the variance cannot be estimated from one value or cluster."""
         return finite_ends(self.low, self.high)
 
 
 @dataclass(frozen=True, slots=True)
 class PairedDifference:
-    """Mean of ``b - a`` over the same questions, its interval, and the two-sided p-value of no difference."""
+    """Mean of ``b - a`` over the same questions, its interval, and the two-sided p-value of a mean of 0."""
 
     difference: float
     low: float
     high: float
     p_value: float
-    method: str = (
-        "bootstrap"  # of the interval: or "mover", "t", "bootstrap expanded", and each also "clustered"
-    )
+    # method of the interval: "bootstrap", "mover", "t" or "bootstrap expanded"; " clustered" may follow
+    method: str = "bootstrap"
 
     @property
     def ci95(self) -> list[float] | None:
@@ -71,7 +69,7 @@ class PairedDifference:
 
 
 def finite_ends(low: float, high: float) -> list[float] | None:
-    """The ends of an interval, or None where it is the whole line, for which JSON has no numbers."""
+    """Returns the ends of an interval; None if it is the whole line, because JSON has no infinite numbers."""
     return [low, high] if isfinite(low) and isfinite(high) else None
 
 
@@ -81,7 +79,7 @@ def bootstrap_ci(
     """Percentile bootstrap interval of the mean of ``values`` [N] (Efron 1979).
 
     Raises:
-        ConfigurationError: no values, one that is not finite, or a level outside (0, 1).
+        ConfigurationError: there are no values, one is not finite, or the level is outside of (0, 1).
     """
     means = _bootstrap_means(_checked(values), resamples, seed)
     low, high = np.quantile(means, _tails(level))
@@ -89,18 +87,18 @@ def bootstrap_ci(
 
 
 def wilson_interval(successes: float, n: float, *, level: float = 0.95) -> tuple[float, float]:
-    """Score interval of a proportion (Wilson 1927, eq. 4); keeps a width where all or none succeed.
+    """Score interval of a proportion (Wilson 1927, eq. 4); it has a positive width even if all or none succeed.
 
-    Both counts may be effective ones, which are no whole numbers.
+    Both counts may be effective ones, and so not whole numbers.
 
     Raises:
-        ConfigurationError: not 0 <= successes <= n with n at least 1, or a level outside (0, 1).
+        ConfigurationError: 0 <= successes <= n does not hold, n is below 1, or the level is outside of (0, 1).
     """
     if not 0 <= successes <= n or n <= 0:
         raise ConfigurationError(f"A proportion needs 0 <= successes <= n and n > 0, not {successes} of {n}.")
     z = NormalDist().inv_cdf(_tails(level)[1])
     centre, half = wilson_score(successes / n, n, z)
-    # Exact where nothing or everything succeeded; the formula is off by a rounding error there.
+    # Exact if nothing or everything succeeded, where the formula has a rounding error.
     return 0.0 if successes == 0 else centre - half, 1.0 if successes == n else centre + half
 
 
@@ -112,31 +110,30 @@ def estimate(
     seed: int = 0,
     unbounded: bool = False,
 ) -> Estimate:
-    """Mean of ``values`` [N] with its interval, by a method that covers (``benchmarks/interval_coverage.py``).
+    """Mean of ``values`` [N] with its interval, by a method with the stated coverage (``benchmarks/interval_coverage.py``).
 
-    - 0/1 values, fewer than `SMALL_SAMPLE` or nearly all equal: Wilson's;
-    - values in [0, 1] that are nearly all equal: Wilson's for their sum (`bounded_interval`);
-    - others, fewer than `FEW`: Student's t; fewer than `SMALL_SAMPLE`: the bootstrap with its percentiles moved out to
-      Student's t (Hesterberg 2015);
-    - from `SMALL_SAMPLE` on: the percentile bootstrap;
-    - one value, values of one cluster, or equal values, that leave [0, 1]: the whole line, because nothing bounds the mean
-      and nothing tells of the spread.
+    - 0/1 values, if there are fewer than `SMALL_SAMPLE` or nearly all are equal: Wilson's interval;
+    - values in [0, 1] of which nearly all are equal: Wilson's interval for their sum (`bounded_interval`);
+    - other values: Student's t below `FEW`; below `SMALL_SAMPLE` the bootstrap with its percentiles expanded to Student's
+      t (Hesterberg 2015); otherwise the percentile bootstrap;
+    - one value, values of one cluster, or equal values, outside of [0, 1]: the whole line, because the mean is not bounded
+      and the variance cannot be estimated.
 
-    Clusters count by what they weigh (`effective_clusters`): of 220 of which a few hold most of the questions there are
+    Clusters count by their weight (`effective_clusters`): 220 clusters, a few of which have most of the questions, count as
     fewer than `SMALL_SAMPLE`.
 
     Args:
-        values: one score a question.
-        clusters: what each question belongs to: those of one cluster (one passage) are not independent. Where there are
-            fewer clusters than questions, the interval is of the clusters: below `SMALL_SAMPLE` of them, where nearly all
-            have one mean, and for 0/1 values Wilson's with an effective n (`bounded_interval`), or Student's t where values
-            leave [0, 1]; else the bootstrap.
-        level: of the interval.
-        seed: of the bootstrap.
-        unbounded: whether another value could leave [0, 1] although none of these does, as a ratio of times could.
+        values: One score per question.
+        clusters: The cluster of each question. Questions of one cluster (one passage) are not independent. If there are
+            fewer clusters than questions, the interval is over clusters: below `SMALL_SAMPLE` clusters, if nearly all have
+            the same mean, and for 0/1 values Wilson's with an effective n (`bounded_interval`), or Student's t for values
+            outside of [0, 1]; otherwise the bootstrap.
+        level: The confidence level.
+        seed: The seed of the bootstrap.
+        unbounded: Whether further values could be outside of [0, 1] although none of these is, as with a ratio of times.
 
     Raises:
-        ConfigurationError: no values, one that is not finite, or not one cluster a value.
+        ConfigurationError: there are no values, one is not finite, or the number of clusters differs from that of values.
     """
     x = _checked(values)
     _tails(level)
@@ -151,10 +148,10 @@ def _interval(
     bounded = not unbounded and bool(x.min() >= 0 and x.max() <= 1)
     proportion = bounded and bool(np.isin(x, (0.0, 1.0)).all())
     few = effective_clusters(members) < SMALL_SAMPLE
-    # First, because every method below would give an interval of no width.
+    # Checked first, because every method below would give an interval of width 0.
     if not bounded and len(members) > 1 and _no_spread(x, members):
         return -inf, inf, "unknown"
-    # Clusters that all hold one question are none: the simple methods are sharper there.
+    # If every cluster has a single question, the simple methods are more precise.
     if len(members) < x.size:
         if proportion or (bounded and (few or few_clusters_differ(x, members))):
             return *bounded_interval(x, members, level), "wilson clustered"
@@ -164,7 +161,7 @@ def _interval(
     if (proportion and few) or (bounded and few_differ(x)):
         return *bounded_interval(x, members, level), "wilson"
     if x.size == 1:
-        return -inf, inf, "t"  # nothing bounds the value, and one tells nothing of the spread
+        return -inf, inf, "t"  # the value is unbounded, and one value has no variance
     if x.size < FEW:
         return *_student(x, members, level), "t"
     if few:
@@ -173,7 +170,7 @@ def _interval(
 
 
 def _no_spread(x: Floats, members: Sequence[Sequence[int]]) -> bool:
-    """Whether questions, or clusters of them, do not differ: an interval from their spread would have no width."""
+    """Whether all questions (or all clusters) are equal, so that an interval from their variance would have width 0."""
     residuals = np.array([(x[rows] - x.mean()).sum() for rows in members])
     return bool(abs(residuals).max() <= 1e-9 * max(1.0, float(abs(x).max())))
 
@@ -185,7 +182,7 @@ def _student(x: Floats, members: Sequence[Sequence[int]], level: float) -> tuple
 
 
 def _expanded(x: Floats, level: float, seed: int, resamples: int = 10_000) -> tuple[float, float]:
-    """The bootstrap's percentiles as far out as Student's t is, with N / (N - 1) for the variance."""
+    """The bootstrap's percentiles expanded to those of Student's t, with the variance multiplied by N / (N - 1)."""
     reach = sqrt(x.size / (x.size - 1)) * t_quantile((1 + level) / 2, x.size - 1)
     tail = NormalDist().cdf(-reach)
     low, high = np.quantile(_bootstrap_means(x, resamples, seed), (tail, 1 - tail))
@@ -193,17 +190,17 @@ def _expanded(x: Floats, level: float, seed: int, resamples: int = 10_000) -> tu
 
 
 def _expanded_p(share: float, n: int) -> float:
-    """The p-value whose expanded interval ends at zero, where ``share`` of the resampled means of N lie beyond it.
+    """The p-value whose expanded interval ends at zero, if ``share`` of the resampled means of N values lie beyond it.
 
     The inverse of `_expanded`: z = Phi^-1(share) is sqrt(N / (N - 1)) t, and p = P(|T| >= |t|) with N - 1 degrees of
-    freedom. Twice the share itself is too small for few questions, whose resampled means spread too little.
+    freedom. Twice the share itself would be too small for few questions, whose resampled means vary too little.
     """
     z = NormalDist().inv_cdf(min(share, 0.5))
     return t_two_sided(z * sqrt((n - 1) / n), n - 1)
 
 
 def _members(x: Floats, clusters: Sequence[Hashable]) -> list[list[int]]:
-    """The rows of each cluster."""
+    """Returns the indices of the values of each cluster."""
     if len(clusters) != x.size:
         raise ConfigurationError(f"Every score needs one cluster; there are {len(clusters)} for {x.size}.")
     return rows_of_clusters(clusters)
@@ -218,15 +215,15 @@ def rows_of_clusters(clusters: Sequence[Hashable]) -> list[list[int]]:
 
 
 def _cluster_means(x: Floats, members: Sequence[Sequence[int]], resamples: int, seed: int) -> Floats:
-    """Means of ``resamples`` samples of as many whole clusters of ``x`` [N] as there are -> [resamples].
+    """Returns the means of ``resamples`` samples of clusters drawn with replacement from ``x`` [N] -> [resamples].
 
-    A resample of clusters of unequal size is a ratio: sum of scores over number of questions.
+    With clusters of unequal size, the mean of a resample is a ratio: the sum of scores over the number of questions.
     """
     sums = np.array([x[rows].sum() for rows in members])
     sizes = np.array([len(rows) for rows in members])
     even = np.full(len(members), 1 / len(members))
     rng = np.random.default_rng(seed)
-    # How often each cluster is drawn is enough: no index of a question is ever drawn.
+    # It suffices to draw how often each cluster occurs, without indices of questions.
     draws = (rng.multinomial(len(members), even, size=rows) for rows in _blocks(resamples, len(members)))
     return np.concatenate([drawn @ sums / (drawn @ sizes) for drawn in draws])
 
@@ -244,7 +241,7 @@ def calibration_error(confidences: Sequence[float], correct: Sequence[float], *,
         raise ConfigurationError(
             f"Every answer needs one confidence; there are {claimed.size} for {right.size}."
         )
-    # A stable sort, so that answers of equal confidence fall into bins by their order and not by chance.
+    # A stable sort, so that answers of equal confidence are assigned to bins by their order and not at random.
     order = np.argsort(claimed, kind="stable")
     bins = np.array_split(order, np.arange(per_bin, claimed.size - per_bin + 1, per_bin))
     squares = [rows.size * (claimed[rows].mean() - right[rows].mean()) ** 2 for rows in bins]
@@ -259,28 +256,28 @@ def mcnemar_exact(b: int, c: int) -> float:
     """
     if b < 0 or c < 0:
         raise ConfigurationError(f"Discordant counts cannot be negative: {b}, {c}.")
-    # In whole numbers, which are exact however many pairs there are.
+    # In integers, which are exact for any number of pairs.
     tail = sum(comb(b + c, i) for i in range(min(b, c) + 1))
     return min(1.0, 2 * tail / (1 << (b + c)))
 
 
 def mcnemar_clustered(differences: Sequence[int], clusters: Sequence[Hashable]) -> float:
-    """`mcnemar_exact` where questions of one cluster are not independent.
+    """`mcnemar_exact` for questions that are not independent within clusters.
 
-    If the systems are equal, the sign of a cluster's net difference is a fair coin (Fisher 1935): the p-value is the
-    share of all choices of signs whose sum is at least as far from 0 as the one seen. With one discordant pair a
-    cluster these are McNemar's odds.
+    If the systems are equal, the sign of a cluster's net difference is a fair coin flip (Fisher 1935). The p-value is the
+    share of all choices of signs whose sum is at least as far from 0 as the observed one. With one discordant pair per
+    cluster, this equals McNemar's test.
 
     Args:
-        differences: for each question [N] 1 where the second system alone is right, -1 where the first alone is.
-        clusters: what each question belongs to.
+        differences: For each question [N], 1 if only the second system is right, -1 if only the first is, otherwise 0.
+        clusters: The cluster of each question.
 
     Raises:
-        ConfigurationError: not one cluster a question.
+        ConfigurationError: the number of clusters differs from that of questions.
     """
     members = _members(np.asarray(differences, dtype=np.float64), clusters)
     nets = [sum(differences[row] for row in rows) for rows in members]
-    chances = np.ones(1)  # of the sums reached so far, from the least to the greatest, in steps of 1
+    chances = np.ones(1)  # probabilities of the possible sums so far, in ascending order with step 1
     for size in filter(None, map(abs, nets)):
         apart = np.zeros(2 * size)
         chances = (np.append(chances, apart) + np.append(apart, chances)) / 2
@@ -299,16 +296,17 @@ def paired_bootstrap(
 ) -> PairedDifference:
     """Bootstrap over questions of the mean of ``b - a``, both [N] and in the same order of questions.
 
-    With fewer ``clusters`` than questions whole clusters are drawn. Where the bootstrap is too narrow another interval
-    stands for it: `difference_interval` with the p-value of `sign_flip_p` where nearly all differences are equal (of
-    differences that leave [-1, 1], half of them besides), Student's t over fewer questions than `FEW` or fewer
-    `effective_clusters` than `SMALL_SAMPLE`, and percentiles moved out to Student's t for fewer questions than that. One
-    question, or one cluster, whose difference leaves [-1, 1] has no interval.
+    With fewer ``clusters`` than questions, whole clusters are drawn. If the bootstrap interval would be too narrow, another
+    one replaces it: `difference_interval` with the p-value of `sign_flip_p` if nearly all differences are equal (for
+    differences outside of [-1, 1], also at least half of them); Student's t for fewer than `FEW` questions or fewer than
+    `SMALL_SAMPLE` `effective_clusters`; percentiles expanded to Student's t for fewer than `SMALL_SAMPLE` questions. A
+    single question or cluster whose difference is outside of [-1, 1] has no interval.
 
-    The p-value of the bootstrap is twice the smaller share of resampled means on either side of zero, counting zero on
-    both, with one added above and below so that it is never 0 (Davison and Hinkley 1997, eq. 4.11). Where the percentiles
-    are moved out, that share is moved with them (`_expanded_p`), so that the p-value is at most 1 - ``level`` where the
-    interval excludes zero, but for the one that is added: where zero is next to an end, it may be slightly larger.
+    The p-value of the bootstrap is twice the smaller share of resampled means on either side of zero. Means of zero count on
+    both sides, and one is added to numerator and denominator so that it is never 0 (Davison and Hinkley 1997, eq. 4.11). If
+    the percentiles are expanded, the share is adjusted accordingly (`_expanded_p`), so that the p-value is at most 1 -
+    ``level`` if the interval excludes zero. Because of the added one, it may be slightly larger if zero is very close to an
+    end.
 
     Raises:
         ConfigurationError: the two lengths differ, or as in `bootstrap_ci`.
@@ -331,7 +329,7 @@ def paired_bootstrap(
         p_value = t_two_sided(float(d.mean()) / error, df) if error > 0 else sign_flip_p(d, members)
         return PairedDifference(float(d.mean()), low, high, p_value, "t clustered" if clustered else "t")
     method = "bootstrap clustered" if clustered else "bootstrap"
-    # Differences of a question are drawn as a pair, so that what makes a question hard for both does not widen the
+    # The differences of a question are drawn as a pair, so that a question's difficulty for both systems does not widen the
     # interval.
     means = _cluster_means(d, members, resamples, seed) if clustered else _bootstrap_means(d, resamples, seed)
     low, high = (float(end) for end in np.quantile(means, _tails(level)))
@@ -343,25 +341,25 @@ def paired_bootstrap(
 
 
 def _sparse(d: Floats, members: Sequence[Sequence[int]], *, few_clusters: bool) -> bool:
-    """Whether the differences ``d`` [N] tell so little of their spread that `difference_interval` is wanted."""
+    """Whether the differences ``d`` [N] vary so little that `difference_interval` is needed."""
     sums = np.array([d[rows].sum() for rows in members])
     if abs(d).max() <= 1:
         return few_differ(d) or few_differ(sums)
-    # Nothing bounds the differences of rewards, so an interval from their own spread is kept wherever there is one.
+    # Differences of rewards are unbounded, so an interval from their own variance is used whenever they vary.
     if len(members) == 1:
         return False
     return _no_spread(d, members) if few_clusters else mostly_equal(d) or mostly_equal(sums)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """P-values adjusted for having made all these tests, in the given order (Holm 1979).
+    """Returns p-values adjusted for multiple tests, in the given order (Holm 1979).
 
-    The i-th smallest of m (from 0) is multiplied by m - i; the results are made non-decreasing and cut at 1.
+    The i-th smallest of m (from 0) is multiplied by m - i; the results are made non-decreasing and limited to 1.
     """
     adjusted = [0.0] * len(p_values)
     highest = 0.0
     for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        # The largest so far, so that a smaller p-value never gets a larger adjusted one than its successor.
+        # The running maximum, so that a smaller p-value never has a larger adjusted value than a larger one.
         highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[index]))
         adjusted[index] = highest
     return adjusted
@@ -377,11 +375,10 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     """
     if not (0 <= c <= n and 1 <= k <= n):
         raise ConfigurationError(f"pass@k needs 0 <= c <= n and 1 <= k <= n, not n={n}, c={c}, k={k}.")
-    # Fewer wrong samples than draws: one of the draws is right for certain, and the product below would have a factor
-    # below 0.
+    # With fewer wrong samples than draws, one draw is certainly right, and the product below would have a negative factor.
     if n - c < k:
         return 1.0
-    # The quotient of the two binomials as a product of factors near 1: each binomial by itself overflows a float.
+    # The quotient of the two binomials as a product of factors near 1, because each binomial alone overflows a float.
     return 1.0 - prod(1.0 - k / i for i in range(n - c + 1, n + 1))
 
 
@@ -413,10 +410,10 @@ def _tails(level: float) -> tuple[float, float]:
 
 
 def _bootstrap_means(x: Floats, resamples: int, seed: int) -> Floats:
-    """Means of ``resamples`` samples of N drawn from ``x`` [N] with replacement -> [resamples].
+    """Returns the means of ``resamples`` samples of N values drawn from ``x`` [N] with replacement -> [resamples].
 
-    How often each distinct value is drawn is multinomial, so it is enough to draw the counts: scores have few
-    distinct values, and 10,000 resamples of 7,405 questions take milliseconds.
+    The counts of the distinct values are multinomial, so only counts are drawn. Scores have few distinct values, so 10,000
+    resamples of 7,405 questions take milliseconds.
     """
     distinct, counts = np.unique(x, return_counts=True)
     rng = np.random.default_rng(seed)

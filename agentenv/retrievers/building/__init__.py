@@ -1,1 +1,1 @@
-"""Building an index, importing one that was built elsewhere, and planning which one fits."""
+"""Builds indexes, imports existing ones, and advises which one fits."""

@@ -1,17 +1,18 @@
-"""Builds a retriever folder from a corpus of any size, and takes up again what a kill or a power cut broke off.
+"""Builds a retriever folder from a corpus of any size; an interrupted build can be resumed.
 
-Texts and vectors pass through in parts: only the index itself, and less than 64 bytes a passage, are held in memory.
-Three passes, each of which a second call with the same arguments does not repeat where it need not:
+Texts and vectors are processed in parts: only the index itself, and less than 64 bytes per passage, are held in memory.
+There are three passes, and a second call with the same arguments repeats only what it must:
 
-1. the corpus is copied, and hashed: read again every time, because its hash says whether the rest may be kept;
-2. passages are encoded into a file, whose finished parts are in a journal, each with its checksum;
-3. the index is trained and filled; now and then it is written down as far as it is, with its checksum.
+1. the corpus is copied and hashed; this is always repeated, because its hash decides whether the rest may be kept;
+2. passages are encoded into a file; a journal lists the finished parts, each with its checksum;
+3. the index is trained and filled; from time to time the unfinished index is saved with its checksum.
 
-What an interrupted build left is compared with its checksums first: a file system that was not shut down properly may have
-lost or damaged the end of a file. Parts from the first wrong one on are encoded again; a damaged index is filled again.
+The results of an interrupted build are first compared with their checksums, because a file system that was not shut down
+properly may have lost or damaged the end of a file. Parts from the first wrong one on are encoded again, and a damaged index
+is filled again.
 
-A build that was taken up gives the same vectors as one that was not, because parts are cut at the same rows. The index
-is the same file too, except for a graph (HNSW) that was taken up in its third pass: its levels are drawn anew.
+A resumed build gives the same vectors as an uninterrupted one, because parts have the same boundaries. The index is the same
+file too, except for a graph (HNSW) that was resumed in the third pass, because its levels are drawn again.
 """
 
 import hashlib
@@ -50,41 +51,41 @@ from agentenv.retrievers.storage.mapped_corpus import write_corpus
 from agentenv.retrievers.storage.retriever_folder import Card, refuse_other_content, write_card
 
 Report = Callable[[str, int, int], None]
-"""Called with the name of the pass, rows done and rows in all; 0 in all is unknown."""
+"""A function of the name of the pass, the finished rows, and all rows (0 if unknown)."""
 
 JOURNAL = "journal.jsonl"
 _REPORT_ROWS = 10_000
-_CHECKPOINT_S = 600.0  # between two writings of an unfinished index
+_CHECKPOINT_S = 600.0  # interval for saving an unfinished index
 
 
 @dataclass(frozen=True)
 class Built:
-    """What `build_folder` did."""
+    """The result of `build_folder`."""
 
     rows: int
     spec: str
     resumed_rows: int
-    """Passages whose vectors an interrupted build had left undamaged."""
+    """Number of passages whose vectors an interrupted build had left intact."""
     damaged_rows: int = 0
-    """Passages whose vectors it had left damaged; they were encoded again."""
+    """Number of passages whose vectors it had left damaged; they were encoded again."""
 
 
 def build_bm25_folder(source: Path, out: Path, *, k1: float = K1, b: float = B) -> BM25Retriever:
-    """Builds a BM25 retriever in memory and then in ``out``; an older retriever there is replaced at the end.
+    """Builds a BM25 retriever in memory and writes it to ``out``, where it replaces an older retriever at the end.
 
     Args:
-        source: a corpus, as `load_corpus` reads it.
-        out: where `BM25Retriever.load` will find it.
-        k1: as for `BM25Retriever.build`.
-        b: as for `BM25Retriever.build`.
+        source: A corpus for `load_corpus`.
+        out: The folder for `BM25Retriever.load`.
+        k1: See `BM25Retriever.build`.
+        b: See `BM25Retriever.build`.
 
     Raises:
-        CorpusError: no documents, duplicate ids, or a corrupt file.
-        ConfigurationError: ``out`` is something else than a retriever or cannot be written, or another process is building
+        CorpusError: there are no documents, an id is repeated, or a file is corrupt.
+        ConfigurationError: ``out`` is something other than a retriever or cannot be written, or another process is building
             it.
     """
     corpus_file(source)
-    with _site(out) as (new, _):
+    with _building_folders(out) as (new, _):
         retriever = BM25Retriever.build(load_corpus(source), k1=k1, b=b)
         retriever.write(new)
     return retriever
@@ -100,25 +101,25 @@ def build_folder(
     report: Report = lambda name, done, total: None,
     checkpoint_s: float = _CHECKPOINT_S,
 ) -> Built:
-    """Builds a FAISS retriever, or a hybrid one, in ``out``; an older retriever there is replaced at the end.
+    """Builds a FAISS or hybrid retriever in ``out``, where it replaces an older retriever at the end.
 
     Args:
-        source: a corpus, as `load_corpus` reads it.
-        out: where `FaissRetriever.load` or `HybridRetriever.load` will find it.
-        encoder: for passages now and for queries later.
-        spec: a FAISS factory string; ``auto`` chooses by the size of the corpus.
-        hybrid: adds a BM25 retriever, which is built in memory.
-        report: gets the progress.
-        checkpoint_s: least seconds between two writings of an unfinished index.
+        source: A corpus for `load_corpus`.
+        out: The folder for `FaissRetriever.load` or `HybridRetriever.load`.
+        encoder: The encoder of passages now and of queries later.
+        spec: A FAISS factory string; ``auto`` chooses by the size of the corpus.
+        hybrid: Whether to add a BM25 retriever, which is built in memory.
+        report: Called with the progress.
+        checkpoint_s: Shortest interval for saving an unfinished index, in seconds.
 
     Raises:
-        CorpusError: no documents, duplicate ids, or a corrupt file.
-        ConfigurationError: FAISS knows no such index, ``out`` is something else than a retriever or cannot be written,
-            or another process is building it.
+        CorpusError: there are no documents, an id is repeated, or a file is corrupt.
+        ConfigurationError: FAISS knows no such index, ``out`` is something other than a retriever or cannot be written, or
+            another process is building it.
     """
     if spec != AUTO:
         new_index(spec, encoder.dim)
-    with _site(out) as (new, work):
+    with _building_folders(out) as (new, work):
         target = new / DENSE_FOLDER if hybrid else new
         target.mkdir(exist_ok=True)
         corpus = write_corpus(_read(corpus_file(source), report), target, source=str(source))
@@ -129,9 +130,9 @@ def build_folder(
         left = journal.rows
         vectors, resumed = _encode(corpus, encoder, work, journal, report)
         unfinished = UnfinishedIndex(work / "index.partial", [chosen, *of])
-        # One thread, so that sums in training come in one order and the file is the same each time.
+        # With one thread, so that sums in training have the same order and the file is the same each time.
         with faiss_threads(1):
-            index = _fill(vectors, chosen, unfinished, report, checkpoint_s)
+            index = _fill_index(vectors, chosen, unfinished, report, checkpoint_s)
         write_index(index, target / INDEX_FILE)
         write_card(target, dense_card(corpus, encoder, chosen))
         if hybrid:
@@ -153,7 +154,7 @@ def _read(path: Path, report: Report) -> Iterator[Any]:
 def _encode(
     corpus: Corpus, encoder: Encoder, work: Path, journal: BuildJournal, report: Report
 ) -> tuple[Vectors, int]:
-    """The vectors of all passages, mapped from their file, and how many of them were there already and intact."""
+    """Returns the vectors of all passages, mapped from their file, and how many of them already existed intact."""
     path = work / "vectors.f32"
 
     def checked(rows: int, of: int) -> None:
@@ -162,7 +163,7 @@ def _encode(
     with path.open("r+b" if path.exists() else "w+b") as file:
         journal.keep(intact_parts(file, journal.parts, encoder.dim * 4, checked))
         resumed = journal.rows
-        # What stands behind the last intact part is encoded again, and appending needs the end to be there.
+        # Vectors after the last intact part are encoded again; they are removed so that new ones can be appended.
         file.truncate(resumed * encoder.dim * 4)
         file.seek(0, os.SEEK_END)
         report("encoding", resumed, len(corpus))
@@ -171,17 +172,17 @@ def _encode(
             encoded = encode_documents(encoder, chunk).astype(np.float32).tobytes()
             file.write(encoded)
             file.flush()
-            # On the disk before the journal says so: after a power cut it may not promise vectors that were lost.
+            # Written to the disk before the journal: after a power failure, it must not list vectors that were lost.
             os.fsync(file.fileno())
             journal.add(Part(start + len(chunk), hashlib.sha256(encoded).hexdigest()))
             report("encoding", start + len(chunk), len(corpus))
     return np.memmap(path, dtype=np.float32, mode="r", shape=(len(corpus), encoder.dim)), resumed
 
 
-def _fill(
+def _fill_index(
     vectors: Vectors, spec: str, unfinished: UnfinishedIndex, report: Report, checkpoint_s: float
 ) -> Any:
-    """An index over all vectors, from where an earlier call left it."""
+    """Returns an index over all vectors, resuming the one of an earlier call."""
     index = unfinished.read() or new_index(spec, vectors.shape[1])
     report("indexing", index.ntotal, len(vectors))
     train(index, vectors, spec)
@@ -199,10 +200,10 @@ def _fill(
 
 
 @contextmanager
-def _site(out: Path) -> Iterator[tuple[Path, Path]]:
-    """Two folders beside ``out``: an empty one that becomes ``out`` in the end, and one that outlives a failure.
+def _building_folders(out: Path) -> Iterator[tuple[Path, Path]]:
+    """Yields two folders beside ``out``: an empty one that becomes ``out`` at the end, and one that survives a failure.
 
-    Bad input leaves nothing, unless vectors of an earlier call are there.
+    After invalid input nothing is left behind, unless there are vectors of an earlier call.
     """
     refuse_other_content(out)
     site = out.parent / f".{out.name}.building"
@@ -211,7 +212,8 @@ def _site(out: Path) -> Iterator[tuple[Path, Path]]:
         work.mkdir(parents=True, exist_ok=True)
         (site / "lock").touch()
         with claim(site / "lock", f"Another process is building {out}; wait for it or stop it."):
-            if (site / "old").exists() and not out.exists():  # killed between the two renames below
+            # the process was killed between the two renames below
+            if (site / "old").exists() and not out.exists():
                 (site / "old").rename(out)
             shutil.rmtree(new, ignore_errors=True)
             new.mkdir()
@@ -223,8 +225,8 @@ def _site(out: Path) -> Iterator[tuple[Path, Path]]:
                 raise
             if out.exists():
                 out.rename(site / "old")
-            # Before the rename: a folder may not stand under its name with contents that a power cut could still
-            # take.
+            # Before the rename, because a folder must not get its final name while a power failure could still lose its
+            # content.
             sync_folder(new)
             new.rename(out)
             sync(out.parent)

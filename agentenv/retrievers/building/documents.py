@@ -1,4 +1,4 @@
-"""A corpus from documents: text, Markdown, HTML and PDF files, cut at their headings into passages of some hundred words."""
+"""Makes a corpus from text, Markdown, HTML and PDF files, split at headings into passages of about a hundred words."""
 
 import logging
 import os
@@ -15,37 +15,37 @@ from agentenv.retrievers.building.markdown import Section, markdown_sections
 from agentenv.retrievers.building.pdf_text import as_written
 
 WORDS = 100
-"""Words of a passage, as in DPR (Karpukhin et al. 2020, arXiv:2004.04906, section 4.1)."""
+"""Number of words of a passage, as in DPR (Karpukhin et al. 2020, arXiv:2004.04906, section 4.1)."""
 _WORD = re.compile(r"[⺀-鿿가-힯豈-﫿]|[^\s⺀-鿿가-힯豈-﫿]{1,40}")
-"""A word, a letter of Chinese, Japanese or Korean, or 40 letters of a script that sets no blanks."""
+"""Matches a word, a Chinese, Japanese or Korean character, or up to 40 letters of a script without blanks."""
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|(?<=[。！？])")  # noqa: RUF001
 
 
 @dataclass
 class DocumentsRead:
-    """What became of the files of a folder."""
+    """Counts of the files that were read and left out."""
 
     documents: int = 0
     passages: int = 0
     left_out: dict[str, list[str]] = field(default_factory=dict)
-    """Names of files, by the reason why nothing was read from them."""
+    """Names of the files from which nothing was read, by reason."""
 
     def leave_out(self, reason: str, name: str) -> None:
-        """Notes that nothing was read from the file ``name``."""
+        """Records that nothing was read from the file ``name``."""
         self.left_out.setdefault(reason, []).append(name)
 
 
 def read_passages(source: Path, words: int, done: DocumentsRead) -> Iterator[Document]:
-    """The passages of a file, or of all files in a folder and below it, in the order of their names.
+    """Yields the passages of a file, or of all files in a folder and its subfolders, sorted by file name.
 
     Args:
-        source: The file or folder. Files and folders whose names begin with a dot are none of it.
-        words: Words of a passage at most.
-        done: Counts what was read, and names the files from which nothing was.
+        source: The file or folder. Files and folders whose names begin with a dot are ignored.
+        words: Largest number of words of a passage.
+        done: Updated with the counts, and with the names of files from which nothing was read.
 
     Raises:
-        ConfigurationError: there is no such file or folder.
-        MissingExtra: there are files that take a package which is not installed.
+        ConfigurationError: the file or folder does not exist.
+        MissingExtra: a file needs a package that is not installed.
     """
     return _passages(source, _files(source, done), words, done)
 
@@ -60,7 +60,7 @@ def _passages(source: Path, files: list[Path], words: int, done: DocumentsRead) 
             sections = read(path)
         except (MissingExtra, MemoryError):
             raise
-        except Exception as error:  # whatever a damaged file makes its library raise
+        except Exception as error:  # libraries raise various errors for damaged files
             done.leave_out(f"it cannot be read ({first_line(error)})", name)
             continue
         place = 0
@@ -77,7 +77,7 @@ def _passages(source: Path, files: list[Path], words: int, done: DocumentsRead) 
 
 
 def _files(source: Path, done: DocumentsRead) -> list[Path]:
-    """The files in ``source`` and below it; a folder that cannot be listed and a link that leads to no file are left out."""
+    """Lists the files in ``source`` and its subfolders; folders that cannot be listed and broken links are left out."""
     if source.is_file():
         return [source]
     if not source.is_dir():
@@ -100,7 +100,7 @@ def _files(source: Path, done: DocumentsRead) -> list[Path]:
 
 
 def cut(text: str, words: int) -> list[str]:
-    """``text`` in passages of at most ``words`` words, which end where a sentence ends unless that alone is longer.
+    """Splits ``text`` into passages of at most ``words`` words that end with a sentence, unless that alone is longer.
 
     Example: ``cut("One two. Three four five. Six.", 4)`` is ``["One two.", "Three four five. Six."]``.
     """
@@ -115,7 +115,7 @@ def cut(text: str, words: int) -> list[str]:
 
 
 def _pieces(text: str, words: int) -> Iterator[tuple[str, str, int]]:
-    """What stands before it, text and number of words of each sentence, or of each part of one that is too long."""
+    """Yields each sentence, or each part of one that is too long, as: the separator before it, its text, its words."""
     for paragraph in re.split(r"\n\s*\n", text):
         between = "\n"
         for after, sentence in _sentences(paragraph.strip()):
@@ -127,7 +127,7 @@ def _pieces(text: str, words: int) -> Iterator[tuple[str, str, int]]:
 
 
 def _sentences(paragraph: str) -> Iterator[tuple[str, str]]:
-    """What parts it from the next one, a blank or nothing, and each sentence."""
+    """Yields each sentence with the separator before it, a blank or nothing."""
     start = 0
     for end in _SENTENCE_END.finditer(paragraph):
         yield " " if end[0] else "", paragraph[start : end.start()]
@@ -145,13 +145,13 @@ def _read_markdown(path: Path) -> list[Section]:
 
 def _utf8(path: Path) -> str:
     text = path.read_text(encoding="utf-8-sig")
-    if "\0" in text:  # such as UTF-16 without a mark of its order, of which every other byte is one
+    if "\0" in text:  # for example UTF-16 without a byte order mark, half of whose bytes are 0
         raise ValueError("it holds null characters, so it is no text in UTF-8")
     return text
 
 
 def _read_html(path: Path) -> list[Section]:
-    """The main content of a page, without its navigation, by trafilatura."""
+    """Extracts the main content of a page, without its navigation, by trafilatura."""
     try:
         import trafilatura
     except ImportError as error:
@@ -163,7 +163,7 @@ def _read_html(path: Path) -> list[Section]:
     if tree is None:
         return []
     _mark_content(tree)
-    # It leaves out lists and headings of plain pages unless it is told to favour recall.
+    # Without favouring recall, it drops lists and headings of simple pages.
     text = trafilatura.extract(
         tree, output_format="markdown", include_comments=False, include_tables=True, favor_recall=True
     )
@@ -171,10 +171,11 @@ def _read_html(path: Path) -> list[Section]:
 
 
 def _mark_content(tree: Any) -> None:
-    """Makes one article of what a page itself calls its main content, or of its body where it calls nothing so.
+    """Wraps what a page itself marks as its main content, or else its body, in a single article element.
 
-    Outside of an article trafilatura keeps paragraphs but few headings and lists. It also takes sections for menus, footers
-    or comments by their ids, and generators of documentation derive these from headings: the ids within are removed.
+    Outside of an article, trafilatura keeps paragraphs, but few headings and lists. It also mistakes sections for menus,
+    footers or comments because of their ids, which documentation generators derive from headings, so the ids inside are
+    removed.
     """
     body = tree.find(".//body")
     if body is None:
@@ -198,12 +199,12 @@ def _mark_content(tree: Any) -> None:
 
 
 def _read_pdf(path: Path) -> list[Section]:
-    """The text of all pages."""
+    """Extracts the text of all pages."""
     try:
         from pypdf import PdfReader
     except ImportError as error:
         raise MissingExtra.of("pypdf", "documents") from error
-    # What it says of a damaged file comes as an error or does no harm.
+    # Its messages about damaged files are either raised as errors or harmless.
     logging.getLogger("pypdf").setLevel(logging.CRITICAL)
     with PdfReader(path) as reader:
         title = (reader.metadata.title if reader.metadata is not None else None) or path.stem
@@ -219,4 +220,4 @@ READERS: Mapping[str, Callable[[Path], list[Section]]] = {
     ".htm": _read_html,
     ".pdf": _read_pdf,
 }
-"""By the end of a file's name, what reads its sections."""
+"""The readers of sections by the ending of a file's name."""

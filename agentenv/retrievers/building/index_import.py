@@ -1,7 +1,7 @@
-"""Takes over an index that was built elsewhere, as those of Search-R1 and FlashRAG over wiki-18, without rebuilding it.
+"""Imports an index that was built elsewhere, such as those of Search-R1 and FlashRAG over wiki-18, without rebuilding it.
 
-Theirs is one FAISS file and one ``.jsonl`` whose line i, ``{"id", "contents"}``, is row i of the index. Nothing in the
-files says so, nor which encoder made the vectors, so a sample of passages is encoded and compared with the index.
+These consist of one FAISS file and one ``.jsonl`` file, whose line i, ``{"id", "contents"}``, is row i of the index. The
+files do not state this, nor which encoder made the vectors. So a sample of passages is encoded and compared with the index.
 """
 
 import hashlib
@@ -19,24 +19,24 @@ from agentenv.retrievers.storage.mapped_corpus import MappedCorpus, link_corpus
 from agentenv.retrievers.storage.retriever_folder import new_folder, write_card
 
 _SAMPLE = 16
-_LEAST_SIMILARITY = 0.99  # half precision and another batch size leave .9999
-# Of ``contents``: in wiki-18, and in corpora without the quotes.
+_LEAST_SIMILARITY = 0.99  # half precision and other batch sizes give .9999
+# Of ``contents``: with quotes as in wiki-18, and without.
 _LAYOUTS = ('"{title}"\n{text}', "{title}\n{text}")
-_LEAST_FOUND = 0.9  # share of the sample that is nearest to its own row, where vectors are stored inexactly
+_LEAST_NEAREST_SHARE = 0.9  # smallest share of the sample that is nearest to its own row, for inexact vectors
 
 
 def import_index(index_file: Path, corpus: Path, out: Path, encoder: Encoder) -> FaissRetriever:
-    """Makes ``out`` a retriever of links to both files, with the tables and the card that belong to it.
+    """Makes ``out`` a retriever with links to both files, and with the tables and the card that it needs.
 
     Args:
-        index_file: what ``faiss.write_index`` wrote, inner product.
-        corpus: a ``.jsonl`` file, row i of the index being its document i.
-        out: the folder to write; an older retriever there is replaced.
-        encoder: the one that made the vectors, prefixes and pooling included.
+        index_file: A file of ``faiss.write_index`` with inner product.
+        corpus: A ``.jsonl`` file; row i of the index is its document i.
+        out: The folder to write. It replaces an older retriever.
+        encoder: The encoder that made the vectors, including prefixes and pooling.
 
     Raises:
         CorpusError: the corpus is compressed, empty or corrupt.
-        ConfigurationError: the index cannot be read, or is of a kind that cannot be searched here.
+        ConfigurationError: the index cannot be read, or is of an unsupported kind.
         IndexMismatch: index, corpus and encoder do not belong together.
     """
     index = read_index(index_file)
@@ -58,14 +58,14 @@ def import_index(index_file: Path, corpus: Path, out: Path, encoder: Encoder) ->
 
 
 def _layout_of(index: Any, corpus: MappedCorpus, encoder: Encoder) -> str:
-    """How title and text were put together for the encoder that made the vectors.
+    """Returns how title and text were combined for the encoder that made the vectors.
 
     Raises:
-        IndexMismatch: in no known way do passages get the vectors of their rows.
+        IndexMismatch: no known layout gives passages the vectors of their rows.
     """
     rows = np.unique(np.linspace(0, len(corpus) - 1, _SAMPLE).astype(np.int64)).tolist()
     if (lists := load_faiss().try_extract_index_ivf(index)) is not None:
-        lists.make_direct_map()  # without it an IVF does not know where its vectors are
+        lists.make_direct_map()  # an IVF needs it to find the vector of a row
     try:
         stored: Vectors = np.stack([index.reconstruct(row) for row in rows])
     except RuntimeError as error:
@@ -74,7 +74,7 @@ def _layout_of(index: Any, corpus: MappedCorpus, encoder: Encoder) -> str:
         ) from error
     matches = {layout: _match(index, stored, corpus, rows, encoder, layout) for layout in _LAYOUTS}
     layout, (found, mean) = max(matches.items(), key=lambda item: item[1])
-    if found < _LEAST_FOUND:
+    if found < _LEAST_NEAREST_SHARE:
         raise IndexMismatch(
             f"Of {len(rows)} passages {found:.0%} have the vector that encoder {encoder.spec!r} gives them (mean "
             f"similarity {mean:.3f}); the corpus has another order, or the vectors were made with another encoder, "
@@ -91,11 +91,11 @@ def _match(
     encoder: Encoder,
     layout: str,
 ) -> tuple[float, float]:
-    """The share of the passages in ``rows`` that have the stored vectors, and the mean similarity of both."""
+    """Returns the share of the passages in ``rows`` with the stored vectors, and the mean similarity of both."""
     encoded = encoder.encode_passages([laid_out(corpus[row], layout) for row in rows])
     similarity = encoded @ stored.T
     found = similarity.argmax(axis=1) == np.arange(len(stored))
     if isinstance(index, load_faiss().IndexFlat):
-        # As a distance: the inner product with a vector that is longer than 1 may be large although both differ.
+        # By distance, because the inner product with a longer vector may be large although the vectors differ.
         found = np.square(encoded - stored).sum(axis=1) <= 2 * (1 - _LEAST_SIMILARITY)
     return float(np.mean(found)), float(np.diag(similarity).mean())

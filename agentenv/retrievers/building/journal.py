@@ -1,4 +1,4 @@
-"""What an interrupted build of a retriever left on the disk, with checksums: only what is intact is used again."""
+"""The saved state of an interrupted build with checksums, so that only intact parts are used again."""
 
 import hashlib
 import json
@@ -14,14 +14,14 @@ from agentenv.retrievers.indexes import read_index, write_index
 class Part(NamedTuple):
     """Vectors that were written together."""
 
-    rows: int  # finished with this part and all before it
-    sha256: str  # of the vectors of this part
+    rows: int  # number of finished rows after this part
+    sha256: str  # digest of the vectors of this part
 
 
 def intact_parts(
     file: BinaryIO, parts: list[Part], row_bytes: int, report: Callable[[int, int], None]
 ) -> list[Part]:
-    """The parts before the first one that is not in the file as it was written."""
+    """Returns the parts before the first one whose data in the file is not intact."""
     before = 0
     for number, part in enumerate(parts):
         found = file.read((part.rows - before) * row_bytes)
@@ -33,10 +33,10 @@ def intact_parts(
 
 
 class BuildJournal:
-    """Lists the parts of a file that are safely on the disk: a line on what is built, then a line for each part.
+    """Lists the parts of a file that are on the disk: a line about what is built, then one line per part.
 
-    Lines are only added, so that a journal of many parts costs no more to keep than one of few. A line that was cut off by
-    a kill, and whatever follows it, does not count; nor does a journal of something else.
+    Lines are only appended, so that a long journal costs no more than a short one. A line that was cut by a kill, and
+    everything after it, is ignored, and so is a journal about something else.
     """
 
     def __init__(self, path: Path, of: list[Any]) -> None:
@@ -45,11 +45,11 @@ class BuildJournal:
 
     @property
     def rows(self) -> int:
-        """Rows in all parts."""
+        """Number of rows in all parts."""
         return self.parts[-1].rows if self.parts else 0
 
     def keep(self, parts: list[Part]) -> None:
-        """Writes the journal anew with only these parts; without any there is none."""
+        """Rewrites the journal with only these parts; removes it if there are none."""
         self.parts = parts
         if not parts:
             self._path.unlink(missing_ok=True)
@@ -58,7 +58,7 @@ class BuildJournal:
         write_text(self._path, "".join(f"{line}\n" for line in lines))
 
     def add(self, part: Part) -> None:
-        """Adds a part, whose vectors are on the disk already."""
+        """Adds a part whose vectors are already on the disk."""
         if not self.parts:
             self.keep([part])
             return
@@ -84,13 +84,13 @@ class BuildJournal:
 
 
 class UnfinishedIndex:
-    """An index that is written down as far as it is, with its checksum in a second file."""
+    """An unfinished index that was saved, with its checksum in a second file."""
 
     def __init__(self, path: Path, of: list[Any]) -> None:
         self._path, self._card, self._of = path, path.with_suffix(".json"), of
 
     def read(self) -> Any:
-        """The index; None where there is none, or where it is not what was written."""
+        """Returns the index; None if there is none, or if its checksum differs."""
         try:
             if read_json_text(self._card.read_text(encoding="utf-8")) == self._state():
                 return read_index(self._path, mapped=False)
@@ -99,9 +99,9 @@ class UnfinishedIndex:
         return None
 
     def write(self, index: Any) -> None:
-        """Writes the index as far as it is, then its checksum."""
+        """Saves the unfinished index, followed by its checksum."""
         write_index(index, self._path)
-        # The checksum last: an index that was cut off has that of an older one, and is not used.
+        # The checksum is written last: an incomplete index then has the checksum of an older one, and is not used.
         write_text(self._card, json.dumps(self._state()))
 
     def _state(self) -> dict[str, Any]:

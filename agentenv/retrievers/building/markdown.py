@@ -1,4 +1,4 @@
-"""Markdown as sections: what stands under each heading, without addresses and comments, and with code as it is written."""
+"""Splits Markdown into sections: the text under each heading, without addresses and comments, with code unchanged."""
 
 import re
 from collections.abc import Iterator
@@ -7,29 +7,29 @@ from dataclasses import dataclass
 _HEADING = re.compile(r"(#{1,6})\s+(.*)$")
 _UNDERLINE = re.compile(r"(=+|-{2,})\s*$")
 _NO_HEADING = re.compile(r"\s*[-*+>|]")
-"""How a line of a list, a quotation or a table begins: under it dashes are a rule."""
+"""Matches the beginning of a list, quotation or table, after which dashes do not mark a heading."""
 _FENCE = re.compile(r"((?:[\s>]|[-*+]\s|\d{1,9}[.)]\s)*)(`{3,}|~{3,})(.*)$")
-"""A line that opens or closes a block of code, in a list or a quotation too."""
+"""Matches a line that opens or closes a code block, also in a list or a quotation."""
 _FRONT_MATTER = re.compile(
     r"\A---[ \t]*\n(?=---|#|[^\n]*:)(?:.*?\n)??(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL
 )
-# None of these reads over its own beginning, so that no text takes them the square of its length.
+# None of these patterns can match again over its own beginning, so they need no quadratic time.
 _LINK_OR_CODE = re.compile(r"!?\[([^\[\]\n]*)\]\([^()\n]*\)|(`[^`\n]*`)")
 _COMMENT = re.compile(r"<!--(?:(?!<!--).)*?-->", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Section:
-    """What stands under one heading of a document."""
+    """The text under one heading of a document."""
 
     headings: tuple[str, ...]
-    """From the first level to its own."""
+    """The headings from the first level to the section's own."""
     text: str
-    """Paragraphs are parted by empty lines."""
+    """Paragraphs are separated by empty lines."""
 
 
 def markdown_sections(text: str, title: str) -> list[Section]:
-    """The sections of a Markdown text; ``title`` stands for a heading of the first level where there is none."""
+    """Returns the sections of a Markdown text; ``title`` replaces a missing heading of the first level."""
     headings: dict[int, str] = {}
     blocks: list[str] = []
     sections: list[Section] = []
@@ -40,7 +40,7 @@ def markdown_sections(text: str, title: str) -> list[Section]:
         sections.append(Section(tuple(path), "\n".join(blocks)))
         blocks.clear()
 
-    for code, stretch in _stretches(_FRONT_MATTER.sub("", text)):
+    for code, stretch in _split_code_blocks(_FRONT_MATTER.sub("", text)):
         if code:
             blocks.append(stretch)
             continue
@@ -59,10 +59,10 @@ def markdown_sections(text: str, title: str) -> list[Section]:
     return [section for section in sections if section.text.strip()]
 
 
-def _stretches(text: str) -> Iterator[tuple[bool, str]]:
-    """The text in parts, each with whether it is a block of code between fences (CommonMark 0.31, section 4.5).
+def _split_code_blocks(text: str) -> Iterator[tuple[bool, str]]:
+    """Splits the text into parts, each with whether it is a fenced code block (CommonMark 0.31, section 4.5).
 
-    A block ends at a fence of the same sign that is at least as long and has nothing behind it.
+    A block ends at a fence of the same character that is at least as long and has nothing after it.
     """
     held: list[str] = []
     fence = ""
@@ -82,7 +82,7 @@ def _stretches(text: str) -> Iterator[tuple[bool, str]]:
 
 
 def _heading(line: str, before: list[str]) -> tuple[int, str]:
-    """Level and text of the heading that ``line`` is, or that it underlines and that leaves ``before``; level 0 of none."""
+    """Returns level and text of the heading in ``line``, or of the one in ``before`` that it underlines; level 0 if none."""
     if found := _HEADING.match(line):
         return len(found[1]), _plain(found[2].rstrip("# \t"))
     if (
@@ -97,9 +97,9 @@ def _heading(line: str, before: list[str]) -> tuple[int, str]:
 
 
 def _plain(text: str) -> str:
-    """Markdown without the addresses of its links; code between backticks stays."""
+    """Returns Markdown without the addresses of its links; code between backticks is unchanged."""
     bare = _LINK_OR_CODE.sub(_text_of, text)
-    return _LINK_OR_CODE.sub(_text_of, bare)  # an image may stand in a link
+    return _LINK_OR_CODE.sub(_text_of, bare)  # applied twice, because a link may contain an image
 
 
 def _text_of(found: re.Match[str]) -> str:

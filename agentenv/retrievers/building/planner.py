@@ -1,7 +1,7 @@
-"""Which index fits a corpus and a machine, before anything is loaded: memory by arithmetic, the rest as measured.
+"""Advises which index fits a corpus and a machine before anything is loaded, by arithmetic and measurements.
 
-Times scale from what was measured: an exhaustive search with vectors times dimensions, a graph with the logarithm of the
-vectors times dimensions. Overlap is taken as measured; it depends on the vectors more than on their number.
+Times are scaled from measurements: exhaustive search with vectors times dimensions, a graph with the logarithm of the
+vectors times dimensions. Overlap is used as measured, because it depends on the vectors more than on their number.
 """
 
 import math
@@ -12,8 +12,8 @@ from typing import NamedTuple
 from agentenv.errors import ConfigurationError
 from agentenv.retrievers.indexes import default_spec, fast_codes, footprint, list_count
 
-_ENCODER_BYTES = 1 << 30  # a process with torch and an encoder of 100 M parameters
-_ROW_BYTES = 24  # of the tables of a corpus
+_ENCODER_BYTES = 1 << 30  # memory of a process with torch and an encoder of 100 M parameters
+_ROW_BYTES = 24  # memory per row of a corpus's tables
 MEASURED_ROWS, MEASURED_DIM = 1_000_000, 384
 HOW = (
     "memory: arithmetic, checked against files in the tests; plus 1 GiB for the process with its encoder",
@@ -24,14 +24,14 @@ HOW = (
 
 
 class Measured(NamedTuple):
-    """One type of index at `MEASURED_ROWS` x `MEASURED_DIM` on one thread."""
+    """Measurements of one type of index at `MEASURED_ROWS` x `MEASURED_DIM` on one thread."""
 
     overlap: float
-    """Share of the first ten results that Flat finds too."""
+    """Share of the first ten results that Flat also finds."""
     alone_ms: float
-    """Milliseconds that one query takes by itself."""
+    """Milliseconds of a single query."""
     batch_ms: float
-    """Milliseconds that one query of a batch of 64 takes."""
+    """Milliseconds per query in a batch of 64."""
     build_s: float
 
 
@@ -52,16 +52,16 @@ MEASURED = {
 
 @dataclass(frozen=True)
 class Option:
-    """One type of index for the corpus asked about."""
+    """One type of index for the given corpus."""
 
     index: str
     file_bytes: int
     memory_bytes: int
-    """Memory that holds everything that searches read."""
+    """Memory for everything that searches read."""
     least_bytes: int
-    """Memory that holds what every search reads; the finer codes of a refined index then stay on the disk."""
+    """Memory for what every search reads, while the finer codes of a refined index stay on the disk."""
     fits: str
-    """``yes``; ``mapped``, where the finer codes stay on the disk; or ``no``."""
+    """``yes``; ``mapped``, if the finer codes stay on the disk; or ``no``."""
     overlap: float
     alone_ms: float
     batch_ms: float
@@ -70,15 +70,15 @@ class Option:
 
 @dataclass(frozen=True)
 class Advice:
-    """All options, and the one that is recommended."""
+    """All options and the recommended one."""
 
     options: tuple[Option, ...]
     best: Option | None
-    """The default for the size, if need be with its finer codes on the disk; None where it does not fit, nor does any."""
+    """The default for the size, if necessary with its finer codes on the disk; None if nothing fits."""
 
 
 def advise(passages: int, dim: int, memory: int) -> Advice:
-    """What fits ``passages`` vectors of ``dim`` dimensions into ``memory`` bytes.
+    """Returns what fits for ``passages`` vectors of ``dim`` dimensions in ``memory`` bytes.
 
     Raises:
         ConfigurationError: a number is not positive.
@@ -91,7 +91,7 @@ def advise(passages: int, dim: int, memory: int) -> Advice:
 
 
 def _candidates(rows: int, dim: int) -> list[str]:
-    """Every type that was measured, the default first."""
+    """Returns every measured type, the default first."""
     lists = list_count(rows)
     fine = ["Flat", "SQfp16", "SQ8", "HNSW32", "HNSW32_SQ8", f"IVF{lists},Flat", f"IVF{lists},SQ8"]
     codes = fast_codes(dim)
@@ -119,10 +119,10 @@ def _option(spec: str, rows: int, dim: int, memory: int) -> Option:
 
 
 def _milliseconds(spec: str, rows: int, dim: int) -> tuple[float, float]:
-    """Alone and in a batch. Scoring candidates again takes what it takes, however many vectors there are.
+    """Returns the times of a single query and of one in a batch. Rescoring takes constant time.
 
-    Where an index that scores again was measured faster than its codes alone, which is chance, all of its time counts as
-    that of the codes.
+    If an index with rescoring was measured faster than its codes alone, by chance, its whole time counts as that of the
+    codes.
     """
     known, wide = MEASURED[kind(spec)], dim / MEASURED_DIM
     codes = MEASURED.get(kind(spec).partition(",Refine")[0], known)
@@ -137,15 +137,15 @@ def _milliseconds(spec: str, rows: int, dim: int) -> tuple[float, float]:
 
 
 def kind(spec: str) -> str:
-    """The row of `MEASURED` for a factory string: its numbers of lists and of parts left out."""
+    """Returns the row of `MEASURED` for a factory string, ignoring the numbers of lists and parts."""
     return re.sub(r"(IVF|PQ)\d+", r"\1", spec)
 
 
 def parse_size(text: str) -> int:
-    """Bytes of ``24GiB``, ``500 MB`` or ``1e9``.
+    """Parses ``24GiB``, ``500 MB`` or ``1e9`` as bytes.
 
     Raises:
-        ConfigurationError: it is no size.
+        ConfigurationError: it is not a size.
     """
     match = re.fullmatch(r"\s*([0-9.]+(?:e\d+)?)\s*([kmgt]?)(i?)b?\s*", text.lower())
     try:

@@ -25,7 +25,7 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 def make_app(service: Service) -> Any:
-    """The FastAPI application. Every route but those on health also exists under ``/corpora/NAME``.
+    """Makes the FastAPI application. Every route except those about health also exists under ``/corpora/NAME``.
 
     Raises:
         MissingExtra: FastAPI is not installed.
@@ -81,23 +81,23 @@ def run_service(
     listening: socket.socket,
     hosts: Iterable[str] = (),
 ) -> None:
-    """Serves corpora until SIGTERM or SIGINT; then new requests get 503 and those that were taken are answered.
+    """Serves corpora until SIGTERM or SIGINT; then new requests get status 503, and accepted ones are still answered.
 
     Args:
-        service: not open yet.
-        load: opens the retrievers, in a thread.
-        listening: from `agentenv.web.server.listen`.
-        hosts: names that callers may use for this server, beside those that `HostCheck` knows.
+        service: The service, not opened yet.
+        load: Opens the retrievers; called in a thread.
+        listening: The socket from `agentenv.web.server.listen`.
+        hosts: Further names by which callers may address this server, besides those that `HostCheck` knows.
 
     Raises:
-        AgentEnvError: ``load`` failed; the server has stopped.
+        AgentEnvError: ``load`` failed, and the server has stopped.
         MissingExtra: FastAPI or uvicorn is not installed.
     """
     run_app(make_app(service), service, lambda: service.open(load()), listening, hosts)
 
 
 def as_refusal(error: Exception) -> Refusal:
-    """The status of a failure: 4xx where another request would do, 5xx where it is ours."""
+    """Returns the status of a failure: 4xx if another request would succeed, 5xx for a failure of the server."""
     if isinstance(error, Refusal):
         return error
     if isinstance(error, QueueFull):
@@ -118,7 +118,7 @@ async def _guarded(
     work: Callable[[], Awaitable[dict[str, Any]]],
     sent: Callable[[], None] | None = None,
 ) -> "Response":
-    """Lets a caller in, does the work and gives every failure its status and its sentence; ``sent`` is called in the end."""
+    """Checks access, does the work, and gives every failure its status and message; calls ``sent`` at the end."""
     began, route = time.perf_counter(), request.scope["route"].path.removeprefix("/corpora/{corpus}")
     service.active += 1
     try:
@@ -131,16 +131,16 @@ async def _guarded(
         service.active -= 1
         service.answered += 1
     service.telemetry.request(route, status, time.perf_counter() - began)
-    # What is left of a body that was not read to its end would be taken for the next request.
+    # Otherwise the unread rest of a body would be read as the next request.
     closing = status in (408, 413) or service.state == STOPPING
     return json_response(reply, status, closing=closing, sent=sent)
 
 
 async def _body_of(service: Service, request: "Request", model: type[Body]) -> Body:
-    """The request's body.
+    """Reads and parses the request's body.
 
     Raises:
-        Refusal: it is too long, too slow or not what ``model`` says.
+        Refusal: it is too long, too slow, or does not fit ``model``.
     """
     content = await body_within(request, service, service.limits.body_bytes, service.limits.body_s)
     try:

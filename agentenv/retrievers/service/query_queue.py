@@ -1,7 +1,7 @@
-"""The query queue of a retrieval server: each distinct query is computed once, and no more are taken than can wait.
+"""The query queue of a retrieval server: each distinct query is computed once, and the number of waiting ones is limited.
 
-A query that was answered lately is answered from memory; one that is being computed is waited for; any other one takes
-a place in a bounded queue and goes to the retriever, whose own batcher puts it in one batch with all that wait.
+A query that was answered recently is answered from the cache. One that is being computed is waited for. Any other query
+takes a place in a bounded queue and goes to the retriever, whose batcher combines it with all waiting ones.
 """
 
 import asyncio
@@ -16,15 +16,14 @@ from agentenv.errors import AgentEnvError
 from agentenv.retrievers.base import texts_of
 from agentenv.retrievers.remote import SearchReply
 
-_CHUNK = (
-    256  # queries of one request that are in one batch, so that a huge request leaves room for the others
-)
-_REPLY_CHARS = 4_096  # a remembered reply has so much room on average: a query and three passages of a thousand characters
-_PASSAGE_CHARS = 256  # what a passage takes in memory beside its text
+# queries of one request that are in one batch, so that a huge request leaves room for the others
+_QUERIES_PER_CHUNK = 256
+_REPLY_CHARS = 4_096  # average size of a cached reply: a query and three passages of a thousand characters
+_PASSAGE_CHARS = 256  # memory of a passage besides its text
 _EMPTY: "Reply" = ([], ())
 
 Reply = tuple[list[Passage], tuple[str, ...]]
-"""Passages for one query, and the shards that were not heard."""
+"""Passages for one query, and the shards that did not answer."""
 Key = tuple[Any, ...]
 
 
@@ -33,39 +32,39 @@ class QueueFull(AgentEnvError):
 
 
 class QueryMetrics(Protocol):
-    """Counts what a query queue does."""
+    """Receives the counts of a query queue."""
 
     def queries(self, corpus: str, source: str, count: int) -> None:
-        """``count`` queries were blank, cached, joined or searched."""
+        """Counts ``count`` queries that were blank, cached, joined or searched."""
 
 
 class ReplyCache:
-    """The replies that were used last, by (index, k, normalised query); shared by all query queues of a server.
+    """Least-recently-used cache of replies by (index, k, normalised query), shared by all query queues of a server.
 
-    It is bounded in characters too: a reply may hold a thousand passages, and a query 32,768 characters.
+    It is also limited in characters, because a reply may have a thousand passages, and a query 32,768 characters.
 
     Args:
-        size: most replies kept; 0 keeps none.
+        size: Largest number of cached replies; 0 caches none.
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.chars = 0
-        """Characters of all queries and passages that are kept."""
+        """Number of characters of all cached queries and passages."""
         self._replies: OrderedDict[Key, Reply] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._replies)
 
     def get(self, key: Key) -> Reply | None:
-        """The reply kept for ``key``."""
+        """Returns the cached reply for ``key``."""
         reply = self._replies.get(key)
         if reply is not None:
             self._replies.move_to_end(key)
         return reply
 
     def put(self, key: Key, reply: Reply) -> None:
-        """Keeps a reply; the one unused for longest goes."""
+        """Caches a reply; drops the least recently used ones if necessary."""
         if (old := self._replies.pop(key, None)) is not None:
             self.chars -= _chars(key, old)
         self._replies[key] = reply
@@ -81,7 +80,7 @@ def _chars(key: Key, reply: Reply) -> int:
 
 @dataclass(eq=False)
 class _InflightQuery:
-    """One query on its way through the retriever."""
+    """One query that the retriever is processing."""
 
     key: Key
     query: Query | str
@@ -91,7 +90,7 @@ class _InflightQuery:
 
 @dataclass(eq=False)
 class _Group:
-    """What one request added to the queue, and how many requests still want any of it."""
+    """The queries that one request added to the queue, and how many requests still need any of them."""
 
     inflight: list[_InflightQuery] = field(default_factory=list)
     wanted_by: int = 0
@@ -99,14 +98,14 @@ class _Group:
 
 
 class QueryQueue:
-    """Takes the searches over one corpus.
+    """Accepts the searches in one corpus.
 
     Args:
-        name: name of the corpus.
-        retriever: answers the queries.
-        cache: remembers replies; shared between query queues.
-        queue: most queries that may wait or be under way.
-        metrics: counts what the queue does.
+        name: The name of the corpus.
+        retriever: The retriever that answers the queries.
+        cache: The cache of replies, shared between query queues.
+        queue: Largest number of queries that may wait or be in progress.
+        metrics: Receives the queue's counts.
     """
 
     def __init__(
@@ -117,17 +116,17 @@ class QueryQueue:
         self.info = retriever.info()
         self.queue = queue
         self.waiting = 0
-        """Queries that wait or are under way."""
+        """Number of queries that wait or are in progress."""
         self._cache = cache
         self._metrics = metrics
         self._inflight: dict[Key, _InflightQuery] = {}
 
     async def search(self, queries: Sequence[Query | str], k: int, timeout_s: float) -> SearchReply:
-        """What the retriever finds, in the order of the queries.
+        """Returns the results of the retriever, in the order of the queries.
 
         Raises:
-            QueueFull: the queries that nobody has asked lately do not fit into the queue.
-            TimeoutError: no answer in time; what nobody else waits for is dropped.
+            QueueFull: the queries that are not cached do not fit into the queue.
+            TimeoutError: there was no answer in time; queries that no other request needs are dropped.
             RetrieverFault: the search failed.
         """
         texts = texts_of(queries, k)
@@ -163,12 +162,12 @@ class QueryQueue:
     def _key(self, query: Query | str, text: str, k: int) -> Key:
         if not text:
             return ()
-        # Where the context decides, each query is one of its own: nothing is shared or remembered.
+        # If results depend on the context, each query has a unique key, so that nothing is shared or cached.
         return (object(),) if self.info.contextual else (self.info.fingerprint, k, text)
 
     def _enqueue(self, new: dict[Key, Query | str], k: int) -> dict[Key, _InflightQuery]:
-        """Puts queries into the queue and has them answered, even if callers stop waiting."""
-        # Before anything is taken: a request is taken as a whole or refused as a whole.
+        """Adds queries to the queue and starts their processing, which continues even if callers stop waiting."""
+        # Checked first, because a request is accepted or refused as a whole.
         if self.waiting + len(new) > self.queue:
             raise QueueFull(
                 f"{self.waiting} of {self.queue} places are taken and {len(new)} more queries came; try again later."
@@ -188,7 +187,7 @@ class QueryQueue:
     async def _wait(self, inflight: list[_InflightQuery], timeout_s: float) -> None:
         groups = {flight.group for flight in inflight}
         for group in groups:
-            # Counted, because others may have joined its queries: it is dropped when the last of them has gone.
+            # Counted, because other requests may have joined its queries; it is dropped when the last of them has ended.
             group.wanted_by += 1
         try:
             _, late = await asyncio.wait({flight.reply for flight in inflight}, timeout=timeout_s)
@@ -198,20 +197,21 @@ class QueryQueue:
             for group in groups:
                 group.wanted_by -= 1
                 if not group.wanted_by and group.task is not None and not group.task.done():
-                    self._release(group.inflight)  # at once, so that nobody joins what is about to be dropped
+                    # at once, so that no request joins queries that are about to be dropped
+                    self._release(group.inflight)
                     group.task.cancel()
 
     async def _run_group(self, group: _Group, k: int) -> None:
-        """Answers the queries of one request, a chunk after the other."""
+        """Answers the queries of one request, chunk by chunk."""
         try:
-            for start in range(0, len(group.inflight), _CHUNK):
-                await self._answer(group.inflight[start : start + _CHUNK], k)
+            for start in range(0, len(group.inflight), _QUERIES_PER_CHUNK):
+                await self._answer(group.inflight[start : start + _QUERIES_PER_CHUNK], k)
         finally:
             self._release(group.inflight)
             for flight in group.inflight:
-                # Callers that still wait are woken, also where the group was cancelled.
+                # Wakes the callers that still wait, also if the group was cancelled.
                 flight.reply.cancel()
-            group.inflight = []  # a circle, which would keep all passages until the collector comes by
+            group.inflight = []  # breaks a reference cycle, which would keep all passages until a garbage collection
 
     async def _answer(self, inflight: list[_InflightQuery], k: int) -> None:
         try:
@@ -220,13 +220,13 @@ class QueryQueue:
             self._release(inflight)
             for flight in inflight:
                 flight.reply.set_exception(error)
-                flight.reply.exception()  # seen, even if nobody waits any more
+                flight.reply.exception()  # retrieved, even if no caller waits any more
             return
         self._release(inflight)
         for flight, passages in zip(inflight, found.passages, strict=True):
             reply = (passages, found.missing)
             flight.reply.set_result(reply)
-            # An incomplete reply is given and not kept: the shard that was silent may be back for the next one.
+            # An incomplete reply is returned but not cached, because the missing shard may answer the next time.
             if self._cache.size and not self.info.contextual and not found.missing:
                 self._cache.put(flight.key, reply)
 
@@ -238,7 +238,7 @@ class QueryQueue:
         return SearchReply(await self.retriever.search(queries, k))
 
     def _release(self, inflight: list[_InflightQuery]) -> None:
-        """Frees the places of flights, each once."""
+        """Frees the queue places of queries, each once."""
         for flight in inflight:
             if self._inflight.get(flight.key) is flight:
                 del self._inflight[flight.key]

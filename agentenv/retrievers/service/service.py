@@ -1,4 +1,4 @@
-"""The retrieval service without its HTTP: authentication, what each route does, and its limits."""
+"""The retrieval service without HTTP: authentication, the function of each route, and its limits."""
 
 import asyncio
 from collections.abc import Mapping
@@ -25,31 +25,31 @@ from agentenv.retrievers.service.wire import (
 from agentenv.web.gate import Gate, Refusal
 from agentenv.web.memory import trim_soon
 
-_LARGE = 8_192  # passages of a request whose memory is given back to the system at once
-_LINGER = 0.15  # clients that ask one question after the other come back within so much of a batch
+_LARGE_REQUEST = 8_192  # after requests with so many passages, memory is returned to the system at once
+_MAX_WAIT_SHARE = 0.15  # share of a batch's time to wait for clients that ask one question after another
 
 
 @dataclass(frozen=True)
 class ServiceLimits:
-    """Bounds of a service."""
+    """The limits of a service."""
 
     queue: int = 16_384
-    """Queries of one corpus that may wait or be under way; one request can hold no more."""
+    """Largest number of queries of one corpus that wait or are in progress, and of queries in one request."""
     cache: int = 20_000
-    """Replies remembered; 0 remembers none. Each may hold as much text as three long passages do; larger ones take the room
-    of several."""
+    """Number of cached replies; 0 caches none. A reply may have the size of three long passages; larger ones count as
+    several."""
     passages: int = 65_536
-    """Passages that one request may ask for, its queries times k."""
+    """Largest number of passages of one request: the number of its queries times k."""
     passages_at_once: int = 262_144
-    """Passages of all requests that are under way, until their answers have been sent."""
+    """Largest number of passages of all requests in progress, until their answers have been sent."""
     documents: int = 1_024
-    """Documents and pages that one request may open."""
+    """Largest number of documents and pages in one request."""
     text_chars: int = 64 * 2**20
     """Largest total length of the documents that one request opens, in characters."""
     timeout_s: float = 30.0
-    """Seconds from a request's last byte to its answer."""
+    """Time limit from the end of a request to its answer in seconds."""
     body_s: float = 10.0
-    """Seconds for a request's body to arrive."""
+    """Time limit for receiving a request's body in seconds."""
     body_bytes: int = 8 * 2**20
     """Largest length of a request's body, in bytes."""
     query_chars: int = QUERY_CHARS
@@ -59,11 +59,11 @@ class ServiceLimits:
 
 
 class Service(Gate):
-    """Serves corpora to HTTP requests. It starts empty; `open` makes it ready.
+    """Serves corpora to HTTP requests. It starts without corpora; `open` makes it ready.
 
     Args:
-        limits: bounds.
-        token: what callers must send as bearer token; None lets everybody in.
+        limits: The limits of the service.
+        token: The bearer token that callers must send; None admits everyone.
     """
 
     def __init__(self, limits: ServiceLimits | None = None, *, token: str | None = None) -> None:
@@ -71,38 +71,38 @@ class Service(Gate):
         self.limits = limits or ServiceLimits()
         self.queues: dict[str, QueryQueue] = {}
         self.wanted = 0
-        """Passages of all requests under way."""
+        """Number of passages of all requests in progress."""
         self._cache = ReplyCache(self.limits.cache)
         self._pages: dict[str, Pages] = {}
         self.telemetry = Telemetry(self, lambda corpus: self.queues[corpus].waiting)
 
     def open(self, retrievers: Mapping[str, Retriever]) -> None:
-        """Begins to answer; the first corpus is the one of requests that name none."""
+        """Starts to answer. The first corpus is the default for requests that name none."""
         for name, retriever in retrievers.items():
             self.queues[name] = QueryQueue(
                 name, retriever, cache=self._cache, queue=self.limits.queue, metrics=self.telemetry
             )
             self.telemetry.watch(name, retriever)
             for part in batching_parts(retriever).values():
-                # Only in a server, whose callers come one by one; episodes of a run meet in batches anyway.
-                part.max_wait = _LINGER
+                # Only in a server, whose clients send single queries; the episodes of a run form batches anyway.
+                part.max_wait = _MAX_WAIT_SHARE
             if hasattr(retriever, "corpus"):
                 self._pages[name] = Pages(retriever.corpus)
         self.ready()
 
     def claim(self, body: RetrieveRequest | SearchRequest | AccessRequest, corpus: str | None) -> int:
-        """Counts what ``body`` asks for as under way and returns it; the caller gives it back to `release`.
+        """Counts the passages that ``body`` requests as in progress and returns their number, for `release`.
 
         Raises:
-            Refusal: it asks for more than one request may, or too much is under way.
-            UnknownName: no such corpus.
+            Refusal: it requests more than one request may, or too much is in progress.
+            UnknownName: there is no such corpus.
         """
         if isinstance(body, AccessRequest):
             return 0
         k = body.k if isinstance(body, SearchRequest) else body.topk or DEFAULT_K
         if k > self.limits.most_k:
             raise Refusal(422, f"k is {k}; this server gives at most {self.limits.most_k}.", "BadRequest")
-        # By what can be found at most: a small corpus gives fewer than k.
+        # The largest possible number of results: a small corpus has fewer than k documents.
         wanted = len(body.queries) * min(k, self._queue_of(body.corpus or corpus).info.documents or k)
         most = self.limits.passages
         if wanted > most:
@@ -114,9 +114,9 @@ class Service(Gate):
         return wanted
 
     def release(self, wanted: int) -> None:
-        """Gives back what `claim` counted."""
+        """Subtracts what `claim` has counted."""
         self.wanted -= wanted
-        if wanted >= _LARGE:  # also where nothing of it was sent
+        if wanted >= _LARGE_REQUEST:  # even if nothing was sent
             trim_soon()
 
     async def retrieve(self, body: RetrieveRequest, corpus: str | None) -> dict[str, Any]:
@@ -128,7 +128,7 @@ class Service(Gate):
         return reply | ({"complete": False, "missing": found.missing} if found.missing else {})
 
     async def search(self, body: SearchRequest, corpus: str | None) -> dict[str, Any]:
-        """Answers our own route, which has a version."""
+        """Answers the versioned route of this package."""
         queue = self._queue_of(body.corpus or corpus)
         queries = [query.query() if isinstance(query, ContextQuery) else query for query in body.queries]
         timeout_s = min(body.timeout_s or self.limits.timeout_s, self.limits.timeout_s)
@@ -143,7 +143,7 @@ class Service(Gate):
         }
 
     async def access(self, body: AccessRequest, corpus: str | None) -> dict[str, Any]:
-        """Whole documents by id and by address; null for one that is not there."""
+        """Returns whole documents by id and by address; null for one that does not exist."""
         queue = self._queue_of(body.corpus or corpus)
         if len(body.ids) + len(body.urls) > self.limits.documents:
             raise Refusal(413, f"At most {self.limits.documents} documents a request.", "TooLarge")
@@ -154,10 +154,10 @@ class Service(Gate):
                 404, f"{queue.name} is a {queue.info.name} retriever and holds no documents to open."
             )
         pages = self._pages[queue.name]
-        # In a thread: the first address makes the table of all titles.
-        return {"result": await asyncio.to_thread(self._opened, pages, body)}
+        # In a thread, because the first address makes the table of all titles.
+        return {"result": await asyncio.to_thread(self._read_documents, pages, body)}
 
-    def _opened(self, pages: Pages, body: AccessRequest) -> list[dict[str, Any] | None]:
+    def _read_documents(self, pages: Pages, body: AccessRequest) -> list[dict[str, Any] | None]:
         result: list[dict[str, Any] | None] = []
         room = self.limits.text_chars
         for ask, url in [*((one, None) for one in body.ids), *((one, one) for one in body.urls)]:
@@ -170,11 +170,11 @@ class Service(Gate):
         return result
 
     def info(self, corpus: str | None) -> dict[str, Any]:
-        """The card of one corpus."""
+        """Returns the card of one corpus."""
         return {"version": VERSION, **_card(self._queue_of(corpus))}
 
     def health(self) -> dict[str, Any]:
-        """That the process answers, and what it serves."""
+        """Reports that the process answers, and what it serves."""
         return {
             "status": self.state,
             "version": VERSION,
@@ -209,8 +209,8 @@ class Service(Gate):
 
 
 def _is_large(found: SearchReply) -> bool:
-    """Whether a reply is encoded while it is sent: as a whole it would take several times the memory of its passages."""
-    return sum(map(len, found.passages)) >= _LARGE
+    """Whether a reply is encoded while it is sent, because as a whole it would need several times its passages' memory."""
+    return sum(map(len, found.passages)) >= _LARGE_REQUEST
 
 
 def _card(queue: QueryQueue) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""One corpus over several servers: each holds a block of its rows, all are asked, and their best are merged."""
+"""One corpus on several servers: each has a block of its rows, all are asked, and their results are merged."""
 
 import asyncio
 import hashlib
@@ -13,23 +13,26 @@ from agentenv.retrievers.service.wire import quoted_contents
 from agentenv.web.retries import RetryPolicy
 
 SHARD_PATIENCE = RetryPolicy(timeout_s=15.0, connect_s=2.0, tries=3)
-"""A dead shard is given up early, because callers of the front wait for it."""
+"""Short time limits for a shard, because callers of this server wait for it."""
 
-_OWN_SCALE = ("bm25", "hybrid")  # their scores depend on the block itself, so two blocks cannot be compared
-_ALIKE = ("name", "encoder", "index_spec")
+_INCOMPARABLE_SCORES = (
+    "bm25",
+    "hybrid",
+)  # their scores depend on the block, so two blocks cannot be compared
+_SHARED_SETTINGS = ("name", "encoder", "index_spec")
 
 
 class ShardedRetriever:
-    """Asks all shards at once. Without one of them it raises, or, if asked to, says who is missing.
+    """Asks all shards at once. If one fails, it raises an error or, on request, reports the missing ones.
 
-    Shards stand in the order of their rows, so ties are broken as one index over all rows would break them.
+    Shards are in the order of their rows, so ties are broken as in a single index over all rows.
 
     Args:
-        shards: their clients.
+        shards: The clients of the shards.
 
     Raises:
-        ConfigurationError: no shards, or a kind whose scores cannot be compared between shards.
-        IndexMismatch: the shards were not built alike.
+        ConfigurationError: there are no shards, or their kind has scores that cannot be compared between shards.
+        IndexMismatch: the shards were built differently.
         RetrieverFault: a shard does not answer.
     """
 
@@ -39,12 +42,12 @@ class ShardedRetriever:
         self.shards = tuple(shards)
         cards = [shard.card() for shard in shards]
         for shard, card in zip(shards, cards, strict=True):
-            if card["name"] in _OWN_SCALE:
+            if card["name"] in _INCOMPARABLE_SCORES:
                 raise ConfigurationError(
                     f"{shard.url} serves {card['name']}, whose scores differ from shard to shard; serve faiss on every "
                     "shard."
                 )
-            if different := [key for key in _ALIKE if card.get(key) != cards[0].get(key)]:
+            if different := [key for key in _SHARED_SETTINGS if card.get(key) != cards[0].get(key)]:
                 key = different[0]
                 raise IndexMismatch(
                     f"{shard.url} has {key} {card.get(key)!r}, but {shards[0].url} {cards[0].get(key)!r}; "
@@ -60,7 +63,7 @@ class ShardedRetriever:
         )
 
     async def search(self, queries: Sequence[Query | str], k: int) -> list[list[Passage]]:
-        """At most ``k`` passages a query out of all shards, best first.
+        """Returns at most ``k`` passages per query from all shards, best first.
 
         Raises:
             RetrieverFault: a shard did not answer.
@@ -71,13 +74,13 @@ class ShardedRetriever:
         return found.passages
 
     async def search_partial(self, queries: Sequence[Query | str], k: int) -> SearchReply:
-        """What the living shards found, and the addresses of the others.
+        """Returns what the working shards found, and the addresses of the others.
 
         Raises:
             RetrieverFault: no shard answered.
         """
         asked = (shard.search_partial(queries, k) for shard in self.shards)
-        # All answers, because a shard that fails must not cost what the others found.
+        # All answers are awaited, because a failed shard must not discard the results of the others.
         answers = await asyncio.gather(*asked, return_exceptions=True)
         found: list[SearchReply] = []
         missing: list[str] = []
@@ -97,21 +100,21 @@ class ShardedRetriever:
     async def documents(
         self, ids: Sequence[str] = (), urls: Sequence[str] = ()
     ) -> list[dict[str, Any] | None]:
-        """Whole documents by id, then by address; None for one that no shard has.
+        """Returns whole documents by id, then by address; None for one that no shard has.
 
         Raises:
-            RetrieverFault: a shard did not answer, and it may be the one that has them.
+            RetrieverFault: a shard did not answer, which may be the one that has them.
         """
         parts = await gather_all(shard.documents(ids, urls) for shard in self.shards)
         return [_joined([one for one in copies if one is not None]) for copies in zip(*parts, strict=True)]
 
     def info(self) -> RetrieverInfo:
-        """Documents of all shards, and a fingerprint of theirs."""
+        """Returns the number of documents of all shards, and a fingerprint of their fingerprints."""
         return self._info
 
 
 def merge(parts: Sequence[Sequence[Passage]], k: int) -> list[Passage]:
-    """The ``k`` best of several lists; ties by list, then by rank; a document that stands in two lists counts once."""
+    """Returns the ``k`` best of several lists; ties by list, then by rank; a document in two lists counts once."""
     ranked = sorted((passage for part in parts for passage in part), key=lambda passage: -passage.score)
     best: dict[str, Passage] = {}
     for passage in ranked:
@@ -120,7 +123,7 @@ def merge(parts: Sequence[Sequence[Passage]], k: int) -> list[Passage]:
 
 
 def _joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """One document whose text may lie in several shards."""
+    """Joins one document whose text may be on several shards."""
     if not parts:
         return None
     text = "\n".join(part["text"] for part in parts)

@@ -1,4 +1,4 @@
-"""What a retrieval service counts, in Prometheus's words."""
+"""The Prometheus metrics of a retrieval service."""
 
 from collections.abc import Callable
 
@@ -14,8 +14,8 @@ class Telemetry(Meter):
     """Counters, gauges and histograms of a retrieval service.
 
     Args:
-        gate: whose state is read when the metrics are asked for.
-        waiting: gives the queries of a corpus that wait or are under way.
+        gate: The service, whose state is read when the metrics are requested.
+        waiting: Returns the number of a corpus's queries that wait or are in progress.
 
     Raises:
         MissingExtra: prometheus-client is not installed.
@@ -41,13 +41,13 @@ class Telemetry(Meter):
         self._queue = named(Gauge, "queue", "Queries that wait or are under way.", ("corpus",))
 
     def watch(self, corpus: str, retriever: Retriever) -> None:
-        """Counts the batches and the queue of a corpus."""
+        """Observes the batches and the queue of a corpus."""
         self._queue.labels(corpus).set_function(lambda: self._waiting(corpus))
         for name, part in batching_parts(retriever).items():
             part.on_batch = self._batch_counter(corpus, name)
 
     def queries(self, corpus: str, source: str, count: int) -> None:
-        """``count`` queries were blank, cached, joined or searched."""
+        """Counts ``count`` queries that were blank, cached, joined or searched."""
         if count:
             self._queries.labels(corpus, source).inc(count)
 

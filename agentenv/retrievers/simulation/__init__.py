@@ -1,4 +1,4 @@
-"""Models that play the search engine."""
+"""Language models in the role of a search engine."""
 
 from typing import TYPE_CHECKING
 

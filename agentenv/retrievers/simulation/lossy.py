@@ -1,4 +1,4 @@
-"""A retriever that misses: the quality of a search as a dial."""
+"""A retriever that misses some queries, with an adjustable quality."""
 
 import zlib
 from collections.abc import Sequence
@@ -9,14 +9,14 @@ from agentenv.core.types import Passage, Query, RetrieverInfo
 
 
 class LossyRetriever:
-    """Passes searches on; a share of the queries misses and gets the passages right behind the best ones.
+    """Passes searches on; a share of the queries misses, and gets the passages right after the best ones.
 
-    Which queries miss depends on their text and on the seed and step of the episode that asks, so an episode that is played
-    again misses again.
+    Whether a query misses depends on its text, and on the seed and turn of its episode, so an episode that is played again
+    has the same misses.
 
     Args:
-        inner: answers the searches.
-        share: chance of a query to miss, 0 to 1.
+        inner: The retriever that answers the searches.
+        share: The probability that a query misses, 0 to 1.
     """
 
     def __init__(self, inner: Retriever, share: float) -> None:
@@ -24,7 +24,7 @@ class LossyRetriever:
         self.share = share
 
     async def search(self, queries: Sequence[Query | str], k: int) -> list[list[Passage]]:
-        """At most ``k`` passages a query: the best ones, or of a query that misses the next ones."""
+        """Returns at most ``k`` passages per query: the best ones, or for a miss the next ones."""
         rankings = await self.inner.search(queries, 2 * k)
         return [
             ranking[k:] if self._misses(query) else ranking[:k]
@@ -35,7 +35,7 @@ class LossyRetriever:
         return chance_of(query) < self.share
 
     def info(self) -> RetrieverInfo:
-        """The inner retriever's, as one whose results depend on who asks."""
+        """Returns the inner retriever's description, marked as depending on the context."""
         inner = self.inner.info()
         return replace(
             inner,
@@ -46,11 +46,11 @@ class LossyRetriever:
 
 
 def chance_of(query: Query | str, purpose: str = "") -> float:
-    """A number in [0, 1) that is drawn for a query: always the same for its text, its episode's seed and its turn.
+    """Returns a number in [0, 1) for a query, which depends only on its text, its episode's seed and its turn.
 
     Args:
-        query: What is searched.
-        purpose: Other purposes draw other numbers.
+        query: The query.
+        purpose: Different purposes give different numbers.
     """
     text, context = (query, None) if isinstance(query, str) else (query.text, query.context)
     key = f"{context.seed}/{context.step}/{text}" if context else text

@@ -1,7 +1,7 @@
-"""``simulated:SPEC``: a language model plays the search engine, useful or noisy on demand (ZeroSearch, Sun et al. 2025).
+"""``simulated:SPEC``: a language model in the role of the search engine, useful or noisy (ZeroSearch, Sun et al. 2025).
 
-Question and gold answer come with each query, in its context, so that no episode can be told another one's. The gold is told
-for questions of the training split alone: any other one is refused before a model is asked.
+Question and gold answer come with each query in its context, so that no episode can receive those of another. Gold answers
+are passed only for questions of the training split; any other question is refused before a model is asked.
 """
 
 import copy
@@ -27,10 +27,10 @@ from agentenv.retrievers.simulation.simulators import (
 )
 
 TRAINING = "train"
-"""The one split whose answers a simulator may be told."""
+"""The only split whose answers a simulator may see."""
 
 _HEAD = r"^[ \t]*Doc(?:ument)?\s*\d+\s*"
-_TITLE = r"[^()\n]*(?:\([^()\n]*\)[^()\n]*)*"  # parentheses within it come in pairs
+_TITLE = r"[^()\n]*(?:\([^()\n]*\)[^()\n]*)*"  # may contain balanced parentheses
 _DOCUMENT = re.compile(
     rf"{_HEAD}(?:\(Title:(?P<title>{_TITLE})\)|[.:])[ \t]*(?P<text>.*?)(?={_HEAD}|\Z)",
     re.DOTALL | re.MULTILINE,
@@ -38,38 +38,38 @@ _DOCUMENT = re.compile(
 
 
 class SimulationConfig(Frozen):
-    """How a simulated search behaves."""
+    """The settings of a simulated search."""
 
     gold: bool = True
-    """Whether the simulator is told the question's answer; such a one serves questions of the training split only."""
+    """Whether the simulator sees the question's answer; it then serves only questions of the training split."""
     noise_start: float = Field(0.0, ge=0, le=1)
-    """Chance of a query to get noisy documents at the start of training."""
+    """Probability of noisy documents for a query at the start of training."""
     noise_end: float = Field(0.5, ge=0, le=1)
-    """Chance of a query to get noisy documents at the end of training."""
+    """Probability of noisy documents for a query at the end of training."""
     noise_base: float = Field(4.0, gt=0)
-    """Shape of the way between: above 1 the noise comes late, 1 is a straight line."""
+    """Shape of the schedule: above 1 the noise increases late, 1 is linear."""
     tokens: int = Field(600, ge=1)
     """Largest number of tokens of one page."""
     temperature: float = Field(0.8, ge=0)
     """Sampling temperature; 0 is greedy."""
     form: Literal["instructions", "compact"] | None = None
-    """How the model is asked: ``instructions`` or ``compact``. None takes what a fine-tuned simulator has recorded,
-    otherwise ``instructions``."""
+    """The prompt of the model: ``instructions`` or ``compact``. None uses the one that a fine-tuned simulator has stored, or
+    ``instructions``."""
     tries: int = Field(3, ge=1)
-    """How often a page without a readable document is asked for."""
+    """How often a page is requested until it contains a readable document."""
 
 
 def noise_share(
     step: float, steps: float, *, start: float = 0.0, end: float = 0.5, base: float = 4.0
 ) -> float:
-    """ZeroSearch's curriculum (eq. 2): p(i) = p_s + (b^(i/m) - 1) / (b - 1) (p_e - p_s), and p_e from step m on.
+    """Returns ZeroSearch's schedule (eq. 2): p(i) = p_s + (b^(i/m) - 1) / (b - 1) (p_e - p_s), and p_e from step m on.
 
     Args:
-        step: i.
-        steps: m.
-        start: p_s.
-        end: p_e.
-        base: b; at 1 its limit, a straight line.
+        step: The step i.
+        steps: The number of steps m.
+        start: The probability p_s.
+        end: The probability p_e.
+        base: The base b; 1 is the limit, a linear schedule.
     """
     if step >= steps:
         return end
@@ -79,10 +79,10 @@ def noise_share(
 
 
 def check_gold(retriever: object, split: str) -> None:
-    """Refuses questions of ``split`` where ``retriever`` would be told their answers.
+    """Refuses questions of ``split`` if ``retriever`` would see their answers.
 
     Raises:
-        ConfigurationError: it is told answers, and ``split`` is not the training split.
+        ConfigurationError: it sees answers, and ``split`` is not the training split.
     """
     if getattr(retriever, "discloses_gold", False) and split != TRAINING:
         raise ConfigurationError(
@@ -92,32 +92,32 @@ def check_gold(retriever: object, split: str) -> None:
 
 
 class SimulatedRetriever:
-    """Asks a simulator for a page a query; each query is useful or noisy by a draw of its own.
+    """Asks a simulator for one page per query; a random draw decides whether it is useful or noisy.
 
-    The draw depends on the query and on seed and turn of its episode, so an episode that is played again meets the same
-    pages if its simulator samples alike.
+    The draw depends on the query, and on seed and turn of its episode, so an episode that is played again sees the same
+    pages if its simulator samples the same.
 
     Args:
-        simulator: writes the pages.
-        config: how it behaves.
+        simulator: Writes the pages.
+        config: The settings of the search.
     """
 
     def __init__(self, simulator: Simulator, config: SimulationConfig | None = None) -> None:
         self.simulator = simulator
         self.config = config or SimulationConfig()
         self.discloses_gold = self.config.gold
-        """Whether answers leave for the simulator; `check_gold` asks."""
+        """Whether answers are sent to the simulator; used by `check_gold`."""
         self.noise = self.config.noise_start
-        """Chance of a query to get noisy documents."""
+        """Probability of noisy documents for a query."""
 
     @classmethod
     def parse(cls, rest: str) -> Self:
-        """``SIMULATOR`` or ``OPTION=VALUE,...@SIMULATOR``; the options are the fields of `SimulationConfig`.
+        """Parses ``SIMULATOR`` or ``OPTION=VALUE,...@SIMULATOR``, with fields of `SimulationConfig` as options.
 
         Raises:
-            ConfigurationError: no such option, or its value is wrong.
-            UnknownName: no such simulator.
-            ConfigurationError: nobody takes connections at its address.
+            ConfigurationError: there is no such option, or its value is wrong.
+            UnknownName: there is no such simulator.
+            ConfigurationError: no server accepts connections at its address.
         """
         head, at, tail = rest.partition("@")
         given = at and "=" in head and ":" not in head
@@ -134,7 +134,7 @@ class SimulatedRetriever:
         return cls(make_simulator(tail if given else rest, draw, config.form), config)
 
     def at(self, progress: float) -> Self:
-        """The same search at a point of training, 0 at its start and 1 at its end."""
+        """Returns the same search at a point of training, where 0 is the start and 1 the end."""
         config, moved = self.config, copy.copy(self)
         moved.noise = noise_share(
             progress, 1.0, start=config.noise_start, end=config.noise_end, base=config.noise_base
@@ -142,13 +142,13 @@ class SimulatedRetriever:
         return moved
 
     async def search(self, queries: Sequence[Query | str], k: int) -> list[list[Passage]]:
-        """At most ``k`` documents a query, as they were written; none for a blank query.
+        """Returns at most ``k`` documents per query, as they were written; none for a blank query.
 
-        None either where no page that was written can be read as documents: a policy may write a query that brings that
-        about, and a failure here would mask its episode.
+        It also returns none if no written page contains readable documents: a policy's query may cause that, and a failure
+        would mask its episode.
 
         Raises:
-            ConfigurationError: the simulator is told the answer, and a question is not of the training split.
+            ConfigurationError: the simulator sees the answer, and a question is not of the training split.
             RetrieverFault: the simulator failed.
         """
         texts = texts_of(queries, k)
@@ -157,7 +157,7 @@ class SimulatedRetriever:
         return [next(pages) if text else [] for text in texts]
 
     def info(self) -> RetrieverInfo:
-        """Contextual: what is found depends on who asks."""
+        """Returns a contextual description, because results depend on the context of the query."""
         identity = f"simulated\n{self.simulator.id}\n{self.config!r}\n{self.noise!r}"
         fingerprint = hashlib.sha256(identity.encode()).hexdigest()
         return RetrieverInfo("simulated", 0, fingerprint, contextual=True)
@@ -200,9 +200,9 @@ class SimulatedRetriever:
 
 
 def read_documents(page: str, brief: Brief) -> list[Passage]:
-    """The documents of a page, ``Doc 1(Title: t) text`` or ``Doc 1: text`` each; one without words is left out.
+    """Parses the documents of a page, ``Doc 1(Title: t) text`` or ``Doc 1: text``; ones without words are left out.
 
-    The score is 1 / rank, the id a hash of the content, so that equal documents are one.
+    The score is 1 / rank, and the id a hash of the content, so that equal documents count as one.
     """
     passages: list[Passage] = []
     for match in _DOCUMENT.finditer(page):

@@ -1,7 +1,7 @@
-"""What a simulator is fine-tuned on, and how well it does afterwards.
+"""Training data for simulators, and the measurement of their quality.
 
-Real searches are made for the questions of the training split; a document that was found is useful where it contains the
-answer that the query is after, and noisy where it does not (ZeroSearch, whose first version judged whole trajectories).
+Real searches are made for the questions of the training split. A found document is useful if it contains the answer that the
+query is about, and noisy if it does not (ZeroSearch, whose first version judged whole trajectories).
 """
 
 import json
@@ -25,8 +25,8 @@ from agentenv.retrievers.bulk import search_all
 from agentenv.retrievers.simulation.simulated import TRAINING, read_documents
 from agentenv.retrievers.simulation.simulators import Brief, Simulator
 
-_MOST_JUDGED = 100  # examples that the quality is measured on
-_DEEPER = 4  # times as many passages are searched as a page holds, for a noisy page beside the useful one
+_MOST_JUDGED = 100  # number of examples for measuring the quality
+_SEARCH_FACTOR = 4  # factor of passages searched per page, to find enough noisy ones
 
 Page = tuple[tuple[str, str], ...]
 """Title and text of each document."""
@@ -39,36 +39,36 @@ class Example:
     query: str
     question: str
     answer: str
-    """The gold that a simulator is told."""
+    """The gold answer that a simulator sees."""
     wanted: tuple[str, ...]
-    """What documents were labelled by: the accepted answers, or that of the query's own hop where it is known."""
+    """The answers by which documents were labelled: the accepted ones, or that of the query's own hop if it is known."""
     useful: Page
     noisy: Page
 
     @property
     def is_direct(self) -> bool:
-        """Whether the query is after the answer itself."""
+        """Whether the query is about the question's answer itself."""
         return self.answer in self.wanted
 
     def brief(self, *, useful: bool) -> Brief:
-        """What a simulator is told of it."""
+        """Returns the brief that a simulator gets for it."""
         documents = len(self.useful if useful else self.noisy)
         return Brief(self.query, documents, useful, self.question, self.answer, seed=0)
 
 
 def collect_examples(tasks: Sequence[Task], retriever: Retriever, k: int) -> Iterator[Example]:
-    """An example for every query of ``tasks`` whose first ``k`` passages hold the answer.
+    """Yields an example for every query of ``tasks`` whose first ``k`` passages contain the answer.
 
-    Queries are those of the reasoning path where a task carries it, and the question elsewhere. A useful page is what was
-    found; a noisy one the first ``k`` passages without the answer.
+    The queries are those of the reasoning path if the task has it, and otherwise the question. The useful page is the
+    result; the noisy page is the first ``k`` passages without the answer.
 
     Args:
         tasks: Questions of the training split.
-        retriever: A real one.
-        k: Documents a page.
+        retriever: A real retriever.
+        k: Number of documents per page.
 
     Raises:
-        ConfigurationError: a question of another split, whose answer a simulator may never learn.
+        ConfigurationError: a question belongs to another split, whose answers a simulator must never learn.
         RetrieverFault: a search failed.
     """
     for task in tasks:
@@ -77,7 +77,7 @@ def collect_examples(tasks: Sequence[Task], retriever: Retriever, k: int) -> Ite
                 f"Question {task.id!r} is of the split {task.split!r}: simulators learn from {TRAINING!r} alone."
             )
     asked = [(task, query, wanted) for task in tasks for query, wanted in _queries(task)]
-    found = search_all(retriever, [query for _, query, _ in asked], _DEEPER * k)
+    found = search_all(retriever, [query for _, query, _ in asked], _SEARCH_FACTOR * k)
     for (task, query, wanted), passages in zip(asked, found, strict=True):
         holds = [contains(passage, wanted) for passage in passages]
         noisy = [p for p, held in zip(passages, holds, strict=True) if not held][:k]
@@ -87,7 +87,7 @@ def collect_examples(tasks: Sequence[Task], retriever: Retriever, k: int) -> Ite
 
 
 def contains(passage: Passage, answers: Sequence[str]) -> bool:
-    """Whether title and text hold one of ``answers``, normalised."""
+    """Whether title and text contain one of ``answers``, normalised."""
     return get_scorer("em_cover")(passage_text(passage), answers).value > 0
 
 
@@ -102,7 +102,7 @@ def _page(passages: Sequence[Passage]) -> Page:
 
 
 def write_examples(path: Path, examples: Iterable[Example]) -> int:
-    """Writes one JSON line an example; returns how many. The file appears when it is complete."""
+    """Writes one JSON line per example; returns their number. The file appears once it is complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
     count = 0
     with replacing(path) as part, part.open("w", encoding="utf-8") as file:
@@ -115,10 +115,10 @@ def read_examples(path: Path) -> list[Example]:
     """Reads what `write_examples` wrote.
 
     Raises:
-        DatasetError: the file cannot be read, holds no example, or a line is none.
+        DatasetError: the file cannot be read or contains no example, or a line is not valid.
     """
     try:
-        # Not splitlines(): it would also cut at U+2028 and its like, which JSON leaves inside strings.
+        # Not splitlines(), which also splits at U+2028 and similar characters, which JSON allows in strings.
         lines = path.read_text(encoding=UTF_8).split("\n")
     except (OSError, ValueError) as error:
         raise DatasetError(f"{path} cannot be read: {reason_of(error)}.") from error
@@ -145,18 +145,18 @@ def _example(place: str, line: str) -> Example:
 def measure_quality(
     simulator: Simulator, examples: Sequence[Example], known: Sequence[Example]
 ) -> dict[str, Any]:
-    """How well a simulator does what it is told, over the first hundred examples that were never trained on.
+    """Measures how well a simulator follows its briefs, on the first hundred examples that it was never trained on.
 
     Args:
-        simulator: Writes the pages.
-        examples: Held-out ones.
-        known: Those it was trained on, for the copy rate.
+        simulator: The simulator.
+        examples: Held-out examples.
+        known: The examples that it was trained on, for the copy rate.
 
     Returns:
-        ``n``; ``useful_contains`` and ``noisy_contains``, the shares of pages with the answer, over queries after the answer
-        itself; ``unreadable``, the share of pages without a document; ``copy_rate``, the share of documents that stand
+        ``n``; ``useful_contains`` and ``noisy_contains``, the shares of pages with the answer, among queries about the
+        answer itself; ``unreadable``, the share of pages without a document; ``copy_rate``, the share of documents that are
         word for word in ``known``; ``words``, the mean length of a document, and ``real_words``, that of real ones. A mean
-        over nothing is None.
+        of no values is None.
 
     Raises:
         Fault: the simulator failed.

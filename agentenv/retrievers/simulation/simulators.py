@@ -1,7 +1,7 @@
 """Simulators of a search engine: a model behind an endpoint, a local model, or a grammar that needs no model.
 
-A simulator is told what is searched, why, and whether the documents shall be of use; it writes a page of documents. It knows
-nothing of curricula, splits or faults: that is `agentenv.retrievers.simulation.simulated`.
+A simulator gets the query, its purpose, and whether the documents should be useful; it writes a page of documents. It does
+not deal with schedules, splits or faults; `agentenv.retrievers.simulation.simulated` does.
 """
 
 import re
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
     from agentenv.policies.hf import HFPolicy
 
 Form = Literal["instructions", "compact"]
-"""How a simulator is asked: in sentences, or in the four lines that a fine-tuned one was trained on."""
+"""The prompt of a simulator: sentences, or the four lines that a fine-tuned one was trained on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Brief:
-    """What a simulator is told of one query."""
+    """The instructions to a simulator for one query."""
 
     query: str
     documents: int
     """Number of documents to write."""
     useful: bool = True
-    """Whether the documents should help with the question, or only look as if they did."""
+    """Whether the documents should help with the question, or only appear to."""
     question: str = ""
     answer: str = ""
-    """The gold; empty where it is not disclosed."""
+    """The gold answer; empty if it is not disclosed."""
     seed: int = 0
 
 
@@ -56,25 +56,25 @@ class SamplingOptions:
 
 
 class Simulator(Protocol):
-    """Writes what a search engine might return."""
+    """Writes pages that a search engine might return."""
 
     @property
     def id(self) -> str:
-        """Differs between simulators that write other pages."""
+        """An id that differs between simulators that write different pages."""
 
     async def write(self, briefs: Sequence[Brief]) -> list[str]:
-        """One page for each brief, in their order, documents numbered from ``Doc 1``.
+        """Writes one page for each brief, in order, with documents numbered from ``Doc 1``.
 
         Raises:
-            Fault: the model failed, refused, did not answer in time, or its budget is spent.
+            Fault: the model failed, refused, or did not answer in time, or its budget is used up.
         """
 
 
 def ask(brief: Brief, form: Form) -> str:
-    """The message that a model gets.
+    """Returns the prompt for a model.
 
-    Question and answer are told in both modes, as to ZeroSearch's fine-tuned simulators: a model that writes documents
-    without the answer must know it.
+    Useful and noisy prompts both contain question and answer, as for ZeroSearch's fine-tuned simulators, because a model
+    must know the answer to avoid it.
     """
     mode = "useful" if brief.useful else "noisy"
     if form == "compact":
@@ -100,15 +100,15 @@ def ask(brief: Brief, form: Form) -> str:
     )
 
 
-async def _unless_its_query_is_refused(write: Callable[[Brief], Awaitable[str]], brief: Brief) -> str:
-    """The page of ``brief``, empty where the model takes the brief without its query and refuses it with it.
+async def _page_or_empty_if_refused(write: Callable[[Brief], Awaitable[str]], brief: Brief) -> str:
+    """Returns the page of ``brief``; empty if the model refuses the brief, but accepts it without its query.
 
-    The policy writes the query. It may be too long for the model's context, or what the filter of an endpoint does not let
-    through, and a failure would mask the episode.
+    The policy writes the query. It may be too long for the model's context, or blocked by the content filter of an endpoint,
+    and a failure would mask the episode.
 
     Raises:
         Fault: the model failed.
-        ConfigurationError: the model does not take the brief without its query either, or is not configured.
+        ConfigurationError: the model refuses the brief without its query too, or is not configured correctly.
     """
     try:
         return await write(brief)
@@ -121,9 +121,9 @@ class EndpointSimulator:
     """A model behind an OpenAI-compatible endpoint, whose limits bound requests, tokens, cost, retries and time.
 
     Args:
-        chat: asks it.
-        draw: how it is sampled.
-        form: how it is asked.
+        chat: The client of the endpoint.
+        draw: How the model is sampled.
+        form: The form of the prompt.
     """
 
     def __init__(self, chat: Chat, draw: SamplingOptions, form: Form = "instructions") -> None:
@@ -131,13 +131,13 @@ class EndpointSimulator:
         self.id = f"{chat.model} {form} {draw}"
 
     async def write(self, briefs: Sequence[Brief]) -> list[str]:
-        """One page for each brief.
+        """Writes one page for each brief.
 
         Raises:
-            EndpointFault: a reply could not be had.
+            EndpointFault: the endpoint gave no reply.
             ConfigurationError: the endpoint refuses the key or has no such model.
         """
-        return await gather_all(_unless_its_query_is_refused(self._page, brief) for brief in briefs)
+        return await gather_all(_page_or_empty_if_refused(self._page, brief) for brief in briefs)
 
     async def _page(self, brief: Brief) -> str:
         reply = await self._chat.complete(
@@ -153,10 +153,10 @@ class LocalSimulator:
     """A transformers model in this process. Pages of all running episodes are sampled in one batch.
 
     Args:
-        policy: the model.
-        draw: how it is sampled.
-        form: how it is asked.
-        identity: identifies the weights in fingerprints.
+        policy: The model.
+        draw: How the model is sampled.
+        form: The form of the prompt.
+        identity: Identifies the weights in fingerprints.
     """
 
     def __init__(self, policy: "HFPolicy", draw: SamplingOptions, form: Form, identity: str) -> None:
@@ -166,7 +166,7 @@ class LocalSimulator:
         self._batcher: Batcher[tuple[Brief, ...], list[str]] = Batcher(self._run, rank=0)
 
     async def write(self, briefs: Sequence[Brief]) -> list[str]:
-        """One page for each brief.
+        """Writes one page for each brief.
 
         Raises:
             PolicyFault: the model failed.
@@ -178,7 +178,7 @@ class LocalSimulator:
         return [[next(pages) for _ in request] for request in requests]
 
     async def _pages(self, briefs: Sequence[Brief]) -> list[str]:
-        return await gather_all(_unless_its_query_is_refused(self._page, brief) for brief in briefs)
+        return await gather_all(_page_or_empty_if_refused(self._page, brief) for brief in briefs)
 
     async def _page(self, brief: Brief) -> str:
         prompt = self._chat.prompt((Message("user", ask(brief, self._form)),))
@@ -187,16 +187,16 @@ class LocalSimulator:
 
 
 class CassetteSimulator:
-    """Pages from a cassette; what it lacks is refused, or asked of ``inner`` and recorded.
+    """Pages from a cassette. Missing ones are refused, or written by ``inner`` and recorded.
 
-    A recorded call is one brief, so a curriculum replays as it was recorded.
+    A recorded call is one brief, so a schedule is replayed as it was recorded.
 
     Args:
-        path: the file.
-        inner: the simulator that is asked what the file lacks; None refuses such briefs.
+        path: The file.
+        inner: The simulator for briefs that the file lacks; None refuses them.
 
     Raises:
-        ConfigurationError: no cassette, or one of another simulator than ``inner``.
+        ConfigurationError: the file is not a cassette, or one of another simulator than ``inner``.
     """
 
     def __init__(self, path: Path, inner: Simulator | None = None) -> None:
@@ -206,11 +206,11 @@ class CassetteSimulator:
         self.id = str(self._tape.about.get("simulator"))
 
     async def write(self, briefs: Sequence[Brief]) -> list[str]:
-        """One page for each brief.
+        """Returns one page for each brief.
 
         Raises:
-            CassetteMiss: a brief is not in the file and there is nobody to ask.
-            Fault: asking failed.
+            CassetteMiss: a brief is not in the file, and there is no ``inner``.
+            Fault: ``inner`` failed.
         """
         missing = [brief for brief in briefs if asdict(brief) not in self._tape]
         if missing and self._inner is not None:
@@ -220,26 +220,26 @@ class CassetteSimulator:
 
 
 class GrammarSimulator:
-    """Writes in the sentences of a FictionalWorld, without a model; the same for the same brief.
+    """Writes sentences of a FictionalWorld without a model; equal briefs give equal pages.
 
-    A useful page states the disclosed answer in its first document; everything else is about invented names. It takes
-    every query for one after the answer itself, so it suits questions of one hop.
+    The first document of a useful page states the disclosed answer; all others are about invented names. It assumes that
+    every query is about the answer itself, so it suits questions with one hop.
     """
 
     id = "grammar"
 
     async def write(self, briefs: Sequence[Brief]) -> list[str]:
-        """One page for each brief."""
+        """Writes one page for each brief."""
         return [self._page(brief) for brief in briefs]
 
     def _page(self, brief: Brief) -> str:
         rng = Random(f"{brief.seed}/{brief.query}")
-        subject, form = _understood(brief.query)
+        subject, form = _parse_query(brief.query)
         lines = []
         for number in range(1, brief.documents + 1):
             states = number == 1 and brief.useful and brief.answer
-            title = subject if number == 1 else _name(rng)
-            text = form.format(s=title, v=brief.answer if states else _name(rng), a=_name(rng))
+            title = subject if number == 1 else _invent_name(rng)
+            text = form.format(s=title, v=brief.answer if states else _invent_name(rng), a=_invent_name(rng))
             lines.append(f"Doc {number}(Title: {title}) {text}")
         return "\n".join(lines)
 
@@ -252,15 +252,15 @@ _SEARCHES = [
 ]
 
 
-def _understood(query: str) -> tuple[str, str]:
-    """The subject of a query and a sentence with the fact that it is after."""
+def _parse_query(query: str) -> tuple[str, str]:
+    """Returns the subject of a query, and a sentence with the requested fact."""
     for pattern, sentence in _SEARCHES:
         if match := pattern.fullmatch(query):
             return match[1], sentence
     return query, "About {s} it is said: {v}."
 
 
-def _name(rng: Random) -> str:
+def _invent_name(rng: Random) -> str:
     return " ".join(
         "".join(rng.choice("bdgklmprstvz") + rng.choice("aeiou") for _ in range(3)).capitalize()
         for _ in range(2)
@@ -268,7 +268,7 @@ def _name(rng: Random) -> str:
 
 
 FORM_FILE = "simulator.json"
-"""Stands beside the weights of a simulator that was fine-tuned, and says how to ask it."""
+"""A file beside the weights of a fine-tuned simulator, which states the form of its prompt."""
 
 KINDS = (
     "grammar",
@@ -281,18 +281,18 @@ KINDS = (
 
 
 def make_simulator(spec: str, draw: SamplingOptions, form: Form | None) -> Simulator:
-    """The simulator that ``spec`` names: one of `KINDS`.
+    """Makes the simulator that ``spec`` names, one of `KINDS`.
 
     Args:
-        spec: its kind and where it is.
-        draw: how a model is sampled.
-        form: how a model is asked; None is as the folder of a local one says, in sentences elsewhere.
+        spec: The kind and location of the simulator.
+        draw: How a model is sampled.
+        form: The form of the prompt; None uses that of a local model's folder, or else sentences.
 
     Raises:
-        UnknownName: no such kind.
+        UnknownName: there is no such kind.
         MissingExtra: torch or transformers is not installed.
-        CheckpointMismatch: the folder holds no model.
-        ConfigurationError: no such address or option.
+        CheckpointMismatch: the folder contains no model.
+        ConfigurationError: there is no such address or option.
     """
     kind, _, rest = spec.partition(":")
     if spec == GrammarSimulator.id:
@@ -303,11 +303,11 @@ def make_simulator(spec: str, draw: SamplingOptions, form: Form | None) -> Simul
         file, at, inner = rest.partition("@")
         return CassetteSimulator(Path(file), make_simulator(inner, draw, form) if at else None)
     if kind == "hf" and rest:
-        return _local(Path(rest), draw, form)
+        return _local_simulator(Path(rest), draw, form)
     raise UnknownName.among("simulator", spec, KINDS)
 
 
-def _local(folder: Path, draw: SamplingOptions, form: Form | None) -> LocalSimulator:
+def _local_simulator(folder: Path, draw: SamplingOptions, form: Form | None) -> LocalSimulator:
     from agentenv.retrievers.encoder import folder_digest
 
     with needs_extra("train"):
@@ -316,7 +316,7 @@ def _local(folder: Path, draw: SamplingOptions, form: Form | None) -> LocalSimul
 
 
 def read_form(folder: Path) -> Form:
-    """How the simulator in ``folder`` was trained to be asked; in sentences where nothing says so."""
+    """Returns the form of the prompt that the simulator in ``folder`` was trained on; sentences by default."""
     path = folder / FORM_FILE
     if not path.is_file():
         return "instructions"

@@ -1,4 +1,4 @@
-"""The corpora that retrievers search, and the folders that hold saved retrievers."""
+"""The corpora that retrievers search, and the folders of saved retrievers."""
 
 from typing import TYPE_CHECKING
 

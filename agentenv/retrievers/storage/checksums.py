@@ -1,8 +1,8 @@
-"""Checksums of the files of a saved retriever, taken block by block.
+"""Checksums of the files of a saved retriever, computed block by block.
 
-A file has one SHA-256 for every `BLOCK_BYTES`. An index of ordinary size is read whole when it is opened, at about a
-second a gigabyte. Reading a larger one would take minutes although it is only mapped into memory, so its sizes, its first
-and last blocks and some blocks drawn anew at every opening are compared; ``agentenv retriever check`` reads everything.
+A file has one SHA-256 for every `BLOCK_BYTES`. An index of ordinary size is read completely when it is opened, at about a
+second per gigabyte. A larger one is only mapped into memory, so reading it would take minutes: only the sizes, the first and
+last blocks and some random blocks are compared. ``agentenv retriever check`` reads everything.
 """
 
 import hashlib
@@ -18,18 +18,18 @@ from typing_extensions import TypedDict
 from agentenv.errors import IndexMismatch
 
 BLOCK_BYTES = 64 << 20
-WHOLE_BYTES = 4 << 30  # folders up to this size are read whole at every opening
+WHOLE_BYTES = 4 << 30  # folders up to this size are read completely at every opening
 SAMPLED_BLOCKS = 16
-# Bytes that are read at a time, into one buffer: blocks of a megabyte would stay with every worker process.
+# Bytes that are read at a time, into one buffer, because blocks of a megabyte would stay allocated in every worker process.
 _PIECE_BYTES = 64 << 10
 _THREADS = 4  # hashing releases the interpreter's lock
 
 
 class FileSums(TypedDict):
-    """What a card records of one file."""
+    """The checksums of one file on a card."""
 
     bytes: int
-    sha256: list[str]  # of each block, in order
+    sha256: list[str]  # one digest per block, in order
 
 
 class _Block(NamedTuple):
@@ -38,11 +38,11 @@ class _Block(NamedTuple):
 
 
 def file_sums(folder: Path, skip: Iterable[str] = ()) -> dict[str, FileSums]:
-    """The checksums of all files below ``folder``, by their path in it.
+    """Returns the checksums of all files below ``folder``, by their relative path.
 
     Args:
-        folder: links in it are followed to the file they name.
-        skip: paths in ``folder`` that are left out.
+        folder: The folder. Links in it are followed.
+        skip: Relative paths that are left out.
     """
     left_out = {Path(name) for name in skip}
     paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
@@ -56,29 +56,31 @@ def file_sums(folder: Path, skip: Iterable[str] = ()) -> dict[str, FileSums]:
 
 
 def verify_files(folder: Path, recorded: Mapping[str, FileSums], *, whole: bool = False) -> None:
-    """Compares the files of ``folder`` with what was recorded of them.
+    """Compares the files of ``folder`` with recorded checksums.
 
     Args:
-        folder: of the saved retriever.
-        recorded: sizes and checksums by path in the folder; empty for a retriever that was saved without any.
-        whole: reads every block however large the files are.
+        folder: The folder of the saved retriever.
+        recorded: Sizes and checksums by relative path; empty for a retriever that was saved without checksums.
+        whole: Whether every block is read, regardless of the size.
 
     Raises:
-        IndexMismatch: a file is missing, cannot be read, or is not what was written.
+        IndexMismatch: a file is missing, cannot be read, or differs from its checksums.
     """
     blocks: list[_Block] = []
     for name, sums in recorded.items():
-        path = _within(folder, name)
+        path = _checked_file(folder, name)
         try:
             found = path.stat().st_size
         except OSError as error:
-            raise IndexMismatch(_damaged(path, f"cannot be read: {error.strerror}")) from error
+            raise IndexMismatch(_damage_message(path, f"cannot be read: {error.strerror}")) from error
         if found != sums["bytes"]:
-            raise IndexMismatch(_damaged(path, f"has {found:,} bytes and was written with {sums['bytes']:,}"))
+            raise IndexMismatch(
+                _damage_message(path, f"has {found:,} bytes and was written with {sums['bytes']:,}")
+            )
         of_file = _blocks(path, found)
         if len(of_file) != len(sums["sha256"]):
             raise IndexMismatch(
-                _damaged(path, f"has {len(of_file)} blocks and {len(sums['sha256'])} checksums")
+                _damage_message(path, f"has {len(of_file)} blocks and {len(sums['sha256'])} checksums")
             )
         blocks += of_file
     if not whole and sum(sums["bytes"] for sums in recorded.values()) > WHOLE_BYTES:
@@ -94,12 +96,12 @@ def verify_files(folder: Path, recorded: Mapping[str, FileSums], *, whole: bool 
             first = block.number * BLOCK_BYTES
             last = min(first + BLOCK_BYTES, block.path.stat().st_size)
             raise IndexMismatch(
-                _damaged(block.path, f"is not what was written (bytes {first:,} to {last:,} differ)")
+                _damage_message(block.path, f"is not what was written (bytes {first:,} to {last:,} differ)")
             )
 
 
-def _within(folder: Path, name: str) -> Path:
-    """The file of ``folder`` that a card calls ``name``, which somebody else may have written."""
+def _checked_file(folder: Path, name: str) -> Path:
+    """Returns the file of ``folder`` with a name from a card, checked because another author may have written it."""
     path = PurePosixPath(name)
     if not path.name or path.is_absolute() or ".." in path.parts or name != str(path) or "\0" in name:
         raise IndexMismatch(
@@ -108,7 +110,7 @@ def _within(folder: Path, name: str) -> Path:
     return folder / name
 
 
-def _damaged(path: Path, how: str) -> str:
+def _damage_message(path: Path, how: str) -> str:
     return f"{path} {how}: it was damaged or replaced; build the retriever again."
 
 
@@ -117,7 +119,7 @@ def _blocks(path: Path, size: int) -> list[_Block]:
 
 
 def _sample(blocks: list[_Block]) -> list[_Block]:
-    """The ends of every file and some other blocks, drawn without touching the global generator."""
+    """Returns the first and last blocks of every file and some others, drawn without the global generator."""
     last = {block.path: block for block in blocks}
     ends = [block for block in blocks if block.number == 0 or block is last[block.path]]
     others = [block for block in blocks if block.number != 0 and block is not last[block.path]]

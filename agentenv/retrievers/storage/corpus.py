@@ -15,24 +15,24 @@ from agentenv.errors import CorpusError, DatasetError
 
 CORPUS_FILES = ("corpus.jsonl", "corpus.jsonl.gz")
 ID_FIELDS, TEXT_FIELDS = ("id", "_id"), ("text", "contents")
-"""What the id and the text of a document may be called."""
+"""Accepted names of the fields with the id and the text of a document."""
 TABLES = (".csv", ".tsv", ".parquet")
-"""Ends of the names of tables."""
+"""Endings of the names of tables."""
 ID_PREFIXES = {"full_wiki_segments": "wiki:"}
-"""What stands before the ids of a table in the question set that it belongs to, by the beginning of the table's name."""
+"""Prefixes that a question set adds to the ids of a table, by the beginning of the table's name."""
 
 
 class Corpus(Sequence[Document]):
-    """Documents in the order of their rows; the row of a document breaks ties between equal scores.
+    """Documents in the order of their rows, which breaks ties between equal scores.
 
-    Corpora of the same documents in the same order are equal.
+    Corpora with the same documents in the same order are equal.
 
     Args:
-        documents: at least one document, every id once.
-        source: where they come from, for error messages.
+        documents: At least one document, with distinct ids.
+        source: Where they come from, for errors.
 
     Raises:
-        CorpusError: no documents, or an id that occurs twice.
+        CorpusError: there are no documents, or an id is repeated.
     """
 
     def __init__(self, documents: Iterable[Document], *, source: str = "the corpus") -> None:
@@ -50,7 +50,7 @@ class Corpus(Sequence[Document]):
         if not self._documents:
             raise CorpusError(f"{source} is empty; give at least one document.")
         self.fingerprint = digest.hexdigest()
-        """SHA-256 over id, title and text of every document, in order."""
+        """SHA-256 of id, title and text of every document, in order."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Corpus) and self.fingerprint == other.fingerprint
@@ -69,7 +69,7 @@ class Corpus(Sequence[Document]):
         return self._documents[row]
 
     def row_of(self, document_id: str) -> int:
-        """The row, from 0, of the document with this id.
+        """Returns the row, from 0, of the document with this id.
 
         Raises:
             KeyError: no document has this id.
@@ -77,30 +77,30 @@ class Corpus(Sequence[Document]):
         return self._rows[document_id]
 
     def save(self, path: Path | str) -> None:
-        """Writes one ``{"id", "title", "text"}`` a line."""
+        """Writes one ``{"id", "title", "text"}`` per line."""
         path = Path(path)
         with path.open("wb") as file:
             file.writelines(map(document_line, self))
 
 
 def as_corpus(documents: Iterable[Document]) -> Corpus:
-    """``documents`` itself if it is a corpus, else a corpus of them."""
+    """Returns ``documents`` if it is a corpus, otherwise a corpus of them."""
     return documents if isinstance(documents, Corpus) else Corpus(documents)
 
 
 def load_corpus(path: Path | str) -> Corpus:
     """Reads a corpus from a file of JSON lines or a table, or from ``corpus.jsonl[.gz]`` in a folder.
 
-    The name of a file says its form: ``.csv``, ``.tsv`` and ``.parquet`` are tables, any other is JSON lines. All but
-    ``.parquet`` may be compressed (``.gz``).
+    The ending of a file's name determines its format: ``.csv``, ``.tsv`` and ``.parquet`` are tables, any other is JSON
+    lines. All except ``.parquet`` may be compressed (``.gz``).
 
-    A table has the fields of a line of JSON as columns in any order, named in the head line of a ``.csv`` or ``.tsv`` file;
-    others are not read, and an empty cell of a ``.parquet`` file is a missing field. The ids of TopiOCQA's table
-    (``full_wiki_segments.tsv``) are numbers, which its questions name with ``wiki:`` before them; so do the documents.
+    A table has the fields of a JSON line as columns in any order, named in the header line of a ``.csv`` or ``.tsv`` file.
+    Other columns are ignored, and an empty cell of a ``.parquet`` file is a missing field. The ids in TopiOCQA's table
+    (``full_wiki_segments.tsv``) are numbers, to which its questions add the prefix ``wiki:``; so the documents get it too.
 
-    A line of JSON is ``{"id", "title", "text"}``, where a missing title is an empty one and the id may be called ``_id`` as
-    in BEIR, or ``{"id", "contents"}`` as in Search-R1, where contents is the quoted title, a newline and the text. Beside a
-    title that is not its first line, contents is the text alone.
+    A JSON line is ``{"id", "title", "text"}``, where a missing title is empty and the id may be called ``_id`` as in BEIR,
+    or ``{"id", "contents"}`` as in Search-R1, where contents is the quoted title, a newline and the text. If a title is
+    given that is not the first line of contents, contents is only the text.
 
     Raises:
         CorpusError: the file is missing, empty or corrupt, a field is missing, or an id occurs twice.
@@ -110,11 +110,11 @@ def load_corpus(path: Path | str) -> Corpus:
 
 
 def read_documents(path: Path | str) -> Iterator[Document]:
-    """Yields the documents of a file, as `load_corpus` reads it, one by one; blank lines are skipped.
+    """Yields the documents of a file one by one, in the formats of `load_corpus`; blank lines are skipped.
 
     Raises:
         CorpusError: a line or row cannot be read or lacks a field; the message gives its number.
-        MissingExtra: a parquet file, and pyarrow is not installed.
+        MissingExtra: it is a parquet file, and pyarrow is not installed.
     """
     path = Path(path)
     if is_table(path):
@@ -135,7 +135,7 @@ def read_documents(path: Path | str) -> Iterator[Document]:
 
 
 def is_table(path: Path) -> bool:
-    """Whether a file is a table, by its name."""
+    """Whether the name of a file is that of a table."""
     return path.name.removesuffix(".gz").endswith(TABLES)
 
 
@@ -143,7 +143,7 @@ def _read_table(path: Path) -> Iterator[Document]:
     prefix = next((prefix for name, prefix in ID_PREFIXES.items() if path.name.startswith(name)), "")
     try:
         for row in read_records(path):
-            row.value(*ID_FIELDS)  # which says more of a head line than can be said of one record
+            row.value(*ID_FIELDS)  # their error explains a wrong header line
             row.value(*TEXT_FIELDS)
             document = _document(dict(row.fields), row.place)
             yield replace(document, id=prefix + document.id)
@@ -152,10 +152,10 @@ def _read_table(path: Path) -> Iterator[Document]:
 
 
 def corpus_file(path: Path) -> Path:
-    """``path`` itself, or the corpus file in it where it is a folder.
+    """Returns ``path``, or the corpus file in it if it is a folder.
 
     Raises:
-        CorpusError: there is nothing of that name, or the folder holds none.
+        CorpusError: it does not exist, or the folder contains no corpus.
     """
     if not path.exists():
         raise CorpusError(
@@ -170,11 +170,11 @@ def corpus_file(path: Path) -> Path:
 
 
 def parse_document(line: str | bytes, place: str) -> Document:
-    """The document on one line of a corpus file.
+    """Parses the document on one line of a corpus file.
 
     Args:
-        line: JSON in one of the layouts of `load_corpus`.
-        place: where the line stands, for error messages.
+        line: JSON in one of the formats of `load_corpus`.
+        place: The position of the line, for errors.
 
     Raises:
         CorpusError: it is not JSON, or lacks a field.
@@ -204,7 +204,7 @@ def _document(record: dict[str, Any], place: str) -> Document:
 
 
 def title_and_text(title: str, contents: str) -> tuple[str, str]:
-    """Title and text of contents, whose first line is the title where a text follows and no other title is given."""
+    """Splits contents into title and text: its first line is the title if text follows and no other title is given."""
     first, newline, text = contents.partition("\n")
     first = first.strip().strip('"')
     if title and first != title.strip().strip('"'):
@@ -224,7 +224,7 @@ def _field(record: dict[str, Any], name: str, place: str) -> str:
 
 
 def document_line(document: Document) -> bytes:
-    """The line of a document in a saved corpus; the fingerprint of a corpus is the SHA-256 of all of them."""
+    """Returns the line of a document in a saved corpus; a corpus's fingerprint is the SHA-256 of all lines."""
     record = {"id": document.id, "title": document.title, "text": document.text}
     try:
         return (json.dumps(record, ensure_ascii=False) + "\n").encode()

@@ -1,7 +1,8 @@
-"""A corpus that stays in its file: only the rows that are asked for are read, and all processes share the pages.
+"""A corpus that stays in its file: only requested rows are read, and all processes share the memory pages.
 
-Beside ``corpus.jsonl`` stand two tables, mapped into memory as well: where each row starts, and the rows sorted by a
-hash of their ids. Writing and checking them takes under 64 bytes of memory a row, however long the texts are.
+Beside ``corpus.jsonl`` there are two tables, which are also mapped into memory: the start of each row, and the rows sorted
+by a hash of their ids. Writing and checking them takes less than 64 bytes of memory per row, regardless of the length of the
+texts.
 """
 
 import hashlib
@@ -35,8 +36,8 @@ class MappedCorpus(Corpus):
     """The corpus in a folder that `write_corpus` or `link_corpus` made.
 
     Args:
-        folder: holds the corpus and its two tables.
-        fingerprint: that of the corpus; the caller has checked it.
+        folder: The folder with the corpus and its two tables.
+        fingerprint: The fingerprint of the corpus, which the caller has verified.
 
     Raises:
         CorpusError: the corpus or a table is missing, or they do not belong together.
@@ -48,7 +49,7 @@ class MappedCorpus(Corpus):
         try:
             with self._path.open("rb") as file:
                 self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            # asarray: a plain view of the map, which is much faster to take single rows from
+            # asarray makes a plain view of the map, from which single rows are read much faster.
             self._starts: Table = np.asarray(np.load(folder / STARTS_FILE, mmap_mode="r"))
             self._ids: Table = np.asarray(np.load(folder / IDS_FILE, mmap_mode="r"))
         except (OSError, ValueError) as error:
@@ -56,7 +57,7 @@ class MappedCorpus(Corpus):
         starts, ids = self._starts, self._ids
         numbers = starts.dtype.kind == ids.dtype.kind == "i" and starts.ndim == 1 and starts.size > 0
         if not numbers or ids.shape != (2, starts.size) or not 0 <= starts[-1] < len(self._bytes):
-            raise self._strange_tables()
+            raise self._mismatch_error()
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -74,25 +75,25 @@ class MappedCorpus(Corpus):
         return self._read(row)
 
     def row_of(self, document_id: str) -> int:
-        """The row, from 0, of the document with this id.
+        """Returns the row, from 0, of the document with this id.
 
         Raises:
             KeyError: no document has this id.
-            CorpusError: the tables are not those of the corpus.
+            CorpusError: the tables do not belong to the corpus.
         """
         hashes, rows = self._ids
         code = _hash(document_id)
-        # Two ids may have one hash, so that all rows of it are looked at.
+        # Two ids may have the same hash, so all rows with it are checked.
         for place in range(int(np.searchsorted(hashes, code)), len(rows)):
             if hashes[place] != code:
                 break
             if not 0 <= rows[place] < len(self):
-                raise self._strange_tables()
+                raise self._mismatch_error()
             if self._read(int(rows[place])).id == document_id:
                 return int(rows[place])
         raise KeyError(document_id)
 
-    def _strange_tables(self) -> CorpusError:
+    def _mismatch_error(self) -> CorpusError:
         return CorpusError(f"{self._path} does not match the tables of its rows; build the retriever again.")
 
     def _read(self, row: int) -> Document:
@@ -103,15 +104,15 @@ class MappedCorpus(Corpus):
 
 
 def write_corpus(documents: Iterable[Document], folder: Path, source: str = "the corpus") -> MappedCorpus:
-    """Writes documents to ``folder`` one by one, in our own layout, and opens what it wrote.
+    """Writes documents to ``folder`` one by one, in the format of this package, and opens the result.
 
     Args:
-        documents: at least one, every id once.
-        folder: exists; an older corpus there is replaced.
-        source: where they come from, for error messages.
+        documents: At least one document, with distinct ids.
+        folder: An existing folder. An older corpus there is replaced.
+        source: Where they come from, for errors.
 
     Raises:
-        CorpusError: no documents, or an id that occurs twice.
+        CorpusError: there are no documents, or an id is repeated.
     """
     with (folder / CORPUS_FILE).open("wb") as file:
 
@@ -120,15 +121,15 @@ def write_corpus(documents: Iterable[Document], folder: Path, source: str = "the
                 yield _Row(file.tell(), document)
                 file.write(document_line(document))
 
-        tables = _Tables(rows())
+        tables = _CorpusTables(rows())
     return tables.save(folder, source)
 
 
 def link_corpus(path: Path, folder: Path) -> MappedCorpus:
-    """Opens a corpus file where it lies, JSON lines of any layout; ``folder`` gets a link to it and the tables.
+    """Opens a corpus file of JSON lines in any layout without copying it; ``folder`` gets a link to it and the tables.
 
     Raises:
-        CorpusError: the file is compressed, a table, empty or corrupt, or an id occurs twice.
+        CorpusError: the file is compressed, a table, empty or corrupt, or an id is repeated.
     """
     if is_table(path):
         raise CorpusError(
@@ -139,7 +140,7 @@ def link_corpus(path: Path, folder: Path) -> MappedCorpus:
     try:
         (folder / CORPUS_FILE).symlink_to(path.resolve())
         with path.open("rb") as file:
-            tables = _Tables(_rows_of(file, path))
+            tables = _CorpusTables(_rows_of(file, path))
     except (OSError, UnicodeDecodeError) as error:
         raise CorpusError(f"{path} cannot be read: {reason_of(error)}.") from error
     return tables.save(folder, str(path))
@@ -153,15 +154,15 @@ def _rows_of(lines: Iterable[bytes], path: Path) -> Iterator[_Row]:
         start += len(line)
 
 
-class _Tables:
-    """The tables of a corpus, gathered in one pass over its rows."""
+class _CorpusTables:
+    """The tables of a corpus, built in one pass over its rows."""
 
     def __init__(self, rows: Iterable[_Row]) -> None:
         starts, hashes, digest = array("q"), array("q"), hashlib.sha256()
         for start, document in rows:
             starts.append(start)
             hashes.append(_hash(document.id))
-            # In our own layout, whatever the file's, so that one corpus has one fingerprint.
+            # In the format of this package, so that equal corpora have equal fingerprints regardless of the file's layout.
             digest.update(document_line(document))
         self.starts = np.frombuffer(starts, dtype=np.int64)
         self.hashes = np.frombuffer(hashes, dtype=np.int64)
@@ -171,7 +172,7 @@ class _Tables:
         """Writes both tables and opens the corpus.
 
         Raises:
-            CorpusError: no rows, or an id that occurs twice.
+            CorpusError: there are no rows, or an id is repeated.
         """
         if not len(self.starts):
             raise CorpusError(f"{source} is empty; give at least one document.")
@@ -184,7 +185,7 @@ class _Tables:
 
 
 def _refuse_duplicates(corpus: MappedCorpus, hashes: Table, rows: Table, source: str) -> None:
-    # Almost always these are equal ids; otherwise they are two ids of one hash.
+    # These are nearly always equal ids, and otherwise different ids with the same hash.
     for place in np.flatnonzero(hashes[1:] == hashes[:-1]):
         first, second = (int(row) for row in rows[place : place + 2])
         document_id = corpus[first].id

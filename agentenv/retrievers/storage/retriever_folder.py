@@ -1,4 +1,4 @@
-"""The folder of a saved retriever: its parts, its corpus, and a card, the manifest that ties them together."""
+"""The folder of a saved retriever: its parts, its corpus, and the card, a manifest that connects them."""
 
 import hashlib
 import json
@@ -23,58 +23,59 @@ OLD_LAYOUT = "{title} {text}"
 
 @dataclass(frozen=True)
 class Card:
-    """What stands in ``retriever.json``; row order is the only link between an index and its corpus."""
+    """The content of ``retriever.json``. The order of rows is the only link between an index and its corpus."""
 
     kind: str
     """``faiss``, ``bm25`` or ``hybrid``."""
     rows: int
-    """Documents in the index."""
+    """Number of documents in the index."""
     corpus: str
     """Fingerprint of the corpus."""
     corpus_file: str = ""
-    """SHA-256 of the corpus file where it is not in our own layout; empty where it is the fingerprint."""
+    """SHA-256 of the corpus file if it has another layout than that of this package; otherwise empty."""
     encoder: str = ""
     """Id of the encoder; empty without one."""
     encoder_spec: str = ""
-    """What makes the encoder again."""
+    """The spec with which the encoder can be made again."""
     dim: int = 0
     """Length of a vector; 0 without an encoder."""
     layout: str = OLD_LAYOUT
-    """How title and text of a passage were put together before it was encoded; cards that do not say are older."""
+    """How title and text of a passage were combined for the encoder; the default is for older cards without this field."""
     metric: str = ""
     """How two vectors are compared; ``inner_product``, or empty without an encoder."""
     index: str = ""
-    """How vectors are stored, in FAISS's words; empty without an encoder."""
+    """How vectors are stored, as a FAISS factory string; empty without an encoder."""
     query_prefix: str = ""
-    """Put before every query."""
+    """Text put before every query."""
     passage_prefix: str = ""
-    """Was put before every passage."""
+    """Text that was put before every passage."""
     pooling: str = ""
-    """How token vectors became one vector, for example ``mean``; empty without an encoder."""
+    """How token vectors were combined, for example ``mean``; empty without an encoder."""
     max_tokens: int = 0
-    """Tokens after which texts are cut; 0 is never."""
+    """Number of tokens to which longer texts are cut; 0 is no limit."""
     normalised: bool = False
     """Whether vectors have length 1."""
     k1: float | None = None
-    """Of BM25; None is 1.5 for a card of that kind, which is then older."""
+    """Constant of BM25; None means 1.5 on an older card of that kind."""
     b: float | None = None
-    """Of BM25; None is 0.75 for a card of that kind."""
+    """Constant of BM25; None means 0.75 on an older card of that kind."""
     faiss: str = ""
-    """Version that wrote the index; empty without one."""
+    """Version of FAISS that wrote the index; empty without one."""
     files: dict[str, FileSums] = field(default_factory=dict)
-    """Size and checksums of every file in the folder but this card and the corpus, which has its own above; `write_card`
-    fills them in. Empty for a hybrid, whose parts have cards of their own, and for what was saved before there were any."""
+    """Size and checksums of every file in the folder except this card and the corpus, which has its own above; set by
+    `write_card`. Empty for a hybrid, whose parts have their own cards, and for retrievers saved before there were
+    checksums."""
 
 
 def read_card(folder: Path, kind: str | None = None) -> Card:
-    """The card of a saved retriever.
+    """Reads the card of a saved retriever.
 
     Args:
-        folder: where it was saved.
-        kind: the kind that it must be; None takes any.
+        folder: The folder of the retriever.
+        kind: The required kind; None accepts any.
 
     Raises:
-        ConfigurationError: the folder holds no retriever, or one of another kind.
+        ConfigurationError: the folder contains no retriever, or one of another kind.
     """
     path = folder / CARD_FILE
     if not path.is_file():
@@ -87,7 +88,7 @@ def read_card(folder: Path, kind: str | None = None) -> Card:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         digest = values.pop("digest", None)
-        Card(**values)  # which refuses what it does not know
+        Card(**values)  # raises an error for unknown fields
         card = TypeAdapter(Card).validate_python(values)
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigurationError(
@@ -106,13 +107,13 @@ def read_card(folder: Path, kind: str | None = None) -> Card:
 
 
 def read_corpus(folder: Path, card: Card) -> MappedCorpus:
-    """The corpus in ``folder``, mapped, after the files of the folder were compared with the card.
+    """Opens the mapped corpus in ``folder``, after comparing the files of the folder with the card.
 
-    The corpus is read whole for that, the other files as `verify_files` says.
+    The corpus is read completely for that; the other files are checked by `verify_files`.
 
     Raises:
         CorpusError: it cannot be read.
-        IndexMismatch: it is not the one that the card was written for, or another file is damaged.
+        IndexMismatch: the corpus is not the one of the card, or another file is damaged.
     """
     verify_files(folder, card.files)
     try:
@@ -133,7 +134,7 @@ def read_corpus(folder: Path, card: Card) -> MappedCorpus:
 
 
 def write_card(folder: Path, card: Card) -> None:
-    """Writes ``retriever.json`` with the checksums of the files in ``folder``, all of which are there already."""
+    """Writes ``retriever.json`` with the checksums of the files in ``folder``, which all exist already."""
     own = {} if _parts_of(folder) else file_sums(folder, skip=(CARD_FILE, CORPUS_FILE))
     values = asdict(card) | {"files": own}
     text = json.dumps(values | {"digest": _digest_of(values)}, indent=2) + "\n"
@@ -144,12 +145,12 @@ def check_folder(folder: Path) -> tuple[int, int]:
     """Reads every byte of a saved retriever, or of the two parts of a hybrid, and compares it with the card.
 
     Returns:
-        How many files there are, and how many bytes were read.
+        The number of files, and the number of bytes that were read.
 
     Raises:
         ConfigurationError: there is no retriever, or it was saved without checksums.
         CorpusError: the corpus cannot be read.
-        IndexMismatch: a file is not what was written.
+        IndexMismatch: a file differs from its checksums.
     """
     card = read_card(folder)
     parts = [check_folder(part.parent) for part in _parts_of(folder)]
@@ -166,18 +167,18 @@ def check_folder(folder: Path) -> tuple[int, int]:
 
 
 def _parts_of(folder: Path) -> list[Path]:
-    """The cards of the retrievers inside this one."""
+    """Returns the cards of the retrievers inside this one."""
     return sorted(folder.glob(f"*/{CARD_FILE}"))
 
 
 def _digest_of(values: dict[str, Any]) -> str:
-    """The digest of a card without the place of its encoder, which may move: the encoder's own id is compared at opening."""
+    """Returns a digest of a card without the path of its encoder, which may move: the encoder's id is compared instead."""
     fixed = {name: value for name, value in values.items() if name != "encoder_spec"}
     return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()
 
 
 def refuse_other_content(out: Path) -> None:
-    """Checks that ``out`` may be written: it is absent, empty or a retriever.
+    """Checks that ``out`` may be written: it does not exist, is empty, or is a retriever.
 
     Raises:
         ConfigurationError: it is something else.
@@ -188,13 +189,12 @@ def refuse_other_content(out: Path) -> None:
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """Yields an empty folder that becomes ``out`` when the block ends well and vanishes when it does not.
+    """Yields an empty folder that becomes ``out`` if the block succeeds, and is removed otherwise.
 
     An older retriever at ``out`` is replaced.
 
     Raises:
-        ConfigurationError: ``out`` is something else than a retriever or an empty folder, or cannot be
-            written.
+        ConfigurationError: ``out`` is something other than a retriever or an empty folder, or cannot be written.
     """
     refuse_other_content(out)
     try:

@@ -1,1 +1,1 @@
-"""What runs inside a jail. It imports the standard library alone."""
+"""The code that runs inside a jail. It imports only the standard library."""

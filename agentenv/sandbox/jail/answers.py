@@ -1,6 +1,6 @@
-"""What a session's supervisor and its interpreters say to each other, and what the host is told of a cell.
+"""Messages between a session's supervisor and its interpreters, and the answer about a cell for the host.
 
-An interpreter's word is its program's word: an answer may be anything that a program can write, or none at all.
+A program controls its interpreter, so an answer may contain anything that a program can write, or be missing.
 """
 
 import json
@@ -16,24 +16,24 @@ REPLY_LIMIT = 1 << 20
 READ_S = 5.0
 MAX_LINE = 1 << 31
 TAKE, TAKEN = b'{"op":"take"}', b"{}"
-"""What goes before the first cell of an interpreter, and what it answers before it reads that cell."""
+"""Sent before the first cell of an interpreter, and its answer before it reads that cell."""
 TIMED = b"[]"
-"""What an interpreter answers that does not fork because a timer of its program is set, which its fork would not have."""
+"""The answer of an interpreter that refuses to fork because its program has set a timer, which a fork would lose."""
 
 
 def link() -> tuple[socket.socket, socket.socket]:
-    """A link whose first end never waits for long to be written to: a program may leave the other end unread."""
+    """Makes a socket pair. Writing to its first end never blocks for long, because a program may not read the other end."""
     ours, theirs = socket.socketpair()
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", int(READ_S), 0))
     return ours, theirs
 
 
 def hand_over(talk: socket.socket, bodies: list[bytes], deadline: float) -> None:
-    """Sends messages to an interpreter, which may not want them.
+    """Sends messages to an interpreter, which may not read them.
 
     Raises:
-        Closed: it is gone.
-        TimeoutError: it did not take all of them before ``deadline``.
+        Closed: the interpreter has ended.
+        TimeoutError: it did not read all of them before ``deadline``.
     """
     view = memoryview(b"".join(frames.LENGTH.pack(len(body)) + body for body in bodies))
     writable = select.poll()
@@ -42,7 +42,7 @@ def hand_over(talk: socket.socket, bodies: list[bytes], deadline: float) -> None
         if not writable.poll(max(0.0, deadline - time.monotonic()) * 1000):
             raise TimeoutError
         try:
-            # Never blocking: an interpreter that reads nothing would otherwise hold its supervisor beyond the
+            # Non-blocking, because an interpreter that does not read would otherwise hold its supervisor beyond the
             # deadline.
             view = view[talk.send(view, socket.MSG_DONTWAIT) :]
         except BlockingIOError:
@@ -52,7 +52,7 @@ def hand_over(talk: socket.socket, bodies: list[bytes], deadline: float) -> None
 
 
 def has_taken(talk: socket.socket) -> bool:
-    """Whether a new interpreter has answered ``TAKE``, as the first that it says; False where it ended before."""
+    """Whether a new interpreter has answered ``TAKE`` with its first message; False if it ended before."""
     try:
         return frames.receive(talk, len(TAKEN), time.monotonic()) == TAKEN
     except (frames.Closed, TimeoutError):
@@ -60,11 +60,11 @@ def has_taken(talk: socket.socket) -> bool:
 
 
 def read_answer(talk: socket.socket) -> dict[str, Any]:
-    """What the interpreter says of its cell, checked field by field.
+    """Reads an interpreter's answer about its cell, and checks every field.
 
     Raises:
-        Closed: it is gone, or said what no interpreter of ours says.
-        TimeoutError: it did not say all of it in time.
+        Closed: the interpreter has ended, or sent something that is not an answer.
+        TimeoutError: the answer was not complete in time.
     """
     body = frames.receive(talk, REPLY_LIMIT, time.monotonic() + READ_S)
     try:
@@ -80,10 +80,10 @@ def read_answer(talk: socket.socket) -> dict[str, Any]:
 
 
 def _read_error(error: Any) -> dict[str, Any] | None:
-    """Class, message and line of an exception.
+    """Reads class, message and line of an exception.
 
     Raises:
-        TypeError: they are something else.
+        TypeError: a value has another type.
     """
     if error is None:
         return None
@@ -107,17 +107,17 @@ NOTHING_RAN: dict[str, Any] = {
     "memory_mb": 0.0,
     "alive": True,
 }
-"""The answer to a cell that was not begun."""
+"""The answer about a cell that did not start."""
 
 
 def unwritten(reason: str) -> dict[str, Any]:
-    """The outcome of a cell whose files could not be written for what its program had made before."""
+    """Returns the outcome of a cell whose files could not be written because of what its program had created before."""
     error = {"type": "OSError", "message": reason, "line": 0}
     return {"status": "error", "error": error, "stderr": f"{reason}; the cell was not run\n"}
 
 
 def outcome(verdict: str, answer: dict[str, Any] | None) -> dict[str, Any]:
-    """Status, value and error of a cell."""
+    """Returns status, value and error of a cell."""
     if answer is None:
         return {"status": verdict, "value": None, "error": None, "digest": ""}
     kept = {name: answer[name] for name in ("value", "error", "digest")}

@@ -1,4 +1,4 @@
-"""One cell as a session's supervisor sees it: it is handed over, waited for under limits, and its answer is read."""
+"""Runs one cell for a session's supervisor: sends it, waits under limits, and reads the answer."""
 
 import os
 import signal
@@ -13,16 +13,16 @@ GRACE_S = 0.5
 
 
 class NeverBegan(RuntimeError):
-    """An interpreter ended before any program could be the cause: a fault."""
+    """An interpreter ended before any program could be the cause, so it is an infrastructure failure."""
 
 
 def await_cell(
     node: Node, order: dict[str, Any], watch: Watch, started: float
 ) -> tuple[str, dict[str, Any] | None]:
-    """Sends the cell and waits; at a limit first asks by SIGINT, then kills. The answer is None after a death.
+    """Sends the cell and waits. At a limit it first sends SIGINT, then kills. The answer is None if the interpreter died.
 
     Raises:
-        NeverBegan: the interpreter ended before it had begun to read its first cell.
+        NeverBegan: the interpreter ended before it started to read its first cell.
     """
     ask = {"op": "cell", "code": order["code"], "folder": node.folder, "variables": order["variables"]}
     bodies = [frames.encode(ask)] if node.began else [answers.TAKE, frames.encode(ask)]
@@ -39,8 +39,8 @@ def await_cell(
             if _await_word(node, watch, time.monotonic() + GRACE_S) != "ready":
                 return verdict, None
         answer = answers.read_answer(node.link)
-    except (frames.Closed, OSError) as error:  # a deadline passed, or the process is gone
-        # One that is there and took nothing in time is as slow as its machine or its cell: no fault, whatever the size.
+    except (frames.Closed, OSError) as error:  # a deadline passed, or the process has ended
+        # A live interpreter that read nothing in time is slow because of its machine or its cell; that is no fault.
         if not (node.began or isinstance(error, TimeoutError) or answers.has_taken(node.link)):
             raise NeverBegan("the interpreter ended before it had begun to read its first cell") from error
         return "killed", None
@@ -49,10 +49,10 @@ def await_cell(
 
 
 def _await_word(node: Node, watch: Watch, deadline: float) -> str:
-    """Waits for what an interpreter says of its cell; a new one says first that it is about to read it.
+    """Waits for an interpreter's answer about its cell. A new interpreter first announces that it will read the cell.
 
-    Until then it has seen nothing of any program, which therefore cannot be the cause of its end. How large a cell is, and
-    whether it can be compiled, is its program's doing.
+    Until that announcement it has received nothing from any program, so no program can be the cause of its end. The size of
+    a cell, and whether it can be compiled, are determined by its program.
     """
     verdict = watch.until(node.link.fileno(), deadline)
     if verdict == "ready" and not node.began:

@@ -1,4 +1,4 @@
-"""What a process gives up before it runs untrusted code, and what a run's own corner of the jail is made of."""
+"""What a process gives up before it runs untrusted code, and the private folders and mounts of a run."""
 
 import contextlib
 import errno
@@ -21,16 +21,16 @@ DEVICE_LINKS = {
     "shm": "/box/shm",
 }
 FIRST_UID, UIDS = 0x70000000, 0x08000000
-"""Uids that no distribution gives away; a program takes one at random, so that two never share one."""
+"""Uids that no distribution assigns. A program gets a random one, so that no two programs share a uid."""
 NICE = 5
-"""A program waits for its supervisor where both want a processor: it cannot make the one late that watches it."""
+"""A program has a lower priority than its supervisor, so that it cannot delay the process that watches it."""
 OOM_FIRST = b"1000"
-"""Where the kernel itself runs out of memory, the program goes before its supervisor."""
+"""If the kernel runs out of memory, it kills the program before its supervisor."""
 FOLDER = kernel.MS_NOSUID | kernel.MS_NODEV
 KEPT_FLAGS = os.ST_NOSUID | os.ST_NOEXEC | os.ST_NOATIME | os.ST_NODIRATIME
 INODES_PER_MB = 256
 PENDING_SIGNALS = 1024
-"""Signals that wait and timers of all processes of a run: the kernel bounds those of all programs of a user together."""
+"""Limit of pending signals and timers of all processes of a run; the kernel's own limit is per user."""
 NO_NETWORK = {
     errno.EPERM: "this system forbids network namespaces",
     errno.ENOSPC: "the limit on network namespaces (sysctl user.max_net_namespaces) is reached",
@@ -38,14 +38,14 @@ NO_NETWORK = {
 
 
 def hide_host(kept: list[str]) -> None:
-    """Rebuilds the root from overlays of ``kept``: mount tables then name the jail's own folders, not the host's.
+    """Rebuilds the root from overlays of ``kept``, so that mount tables show the jail's own folders and not the host's.
 
-    The zygote's process does it once. What is not kept cannot be reached afterwards; links of the root are.
+    The zygote does it once. Other folders cannot be reached afterwards; links in the root can.
     """
     new = "/new"
     kept = [folder for folder in kept if os.path.isdir(folder) and not os.path.islink(folder)]
     kernel.unshare(kernel.CLONE_NEWNS)
-    # Private first, so that nothing of what follows is seen outside of this namespace.
+    # Made private first, so that the following mounts are not visible outside of this namespace.
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("tmpfs", new, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=755")
     os.makedirs(f"{new}/empty")
@@ -72,9 +72,9 @@ def hide_host(kept: list[str]) -> None:
 
 
 def _bind_read_only(device: str, target: str) -> None:
-    """Shows a device that other jails have too: it can be written to, and its times, which all of them see, cannot be set.
+    """Mounts a device that other jails share: it can be written to, but its times, which all jails see, cannot be set.
 
-    A mount in a user namespace keeps the restrictions that it came with, which bear the same numbers in both calls.
+    A mount in a user namespace keeps the restrictions of its source. Their flags have the same values in both calls.
     """
     kernel.mount(device, target, None, kernel.MS_BIND)
     kept = os.statvfs(target).f_flag & KEPT_FLAGS
@@ -82,13 +82,13 @@ def _bind_read_only(device: str, target: str) -> None:
 
 
 def part(*, network: bool) -> None:
-    """Moves this process into a mount namespace of its own, whose ``/proc`` shows the processes of its PID namespace alone.
+    """Moves this process into its own mount namespace, whose ``/proc`` shows only the processes of its PID namespace.
 
-    With ``network`` it gets a network of its own too. This is made here and not by the fork template, for which other
-    supervisors would have to wait.
+    With ``network`` it also gets its own network. This is done here and not by the fork template, because other supervisors
+    would have to wait for that.
 
     Raises:
-        OSError: the system gives no such namespace.
+        OSError: the system cannot create such a namespace.
     """
     kernel.unshare(kernel.CLONE_NEWNS)
     if network:
@@ -97,13 +97,13 @@ def part(*, network: bool) -> None:
         except OSError as error:
             why = NO_NETWORK.get(error.errno or 0, str(error.strerror))
             raise OSError(f"a run cannot have a network of its own: {why}") from error
-    # A new `/proc` and not the one that was there, which shows the processes of the namespace that mounted it.
+    # A new `/proc`, because the existing one shows the processes of the namespace that mounted it.
     flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
     kernel.mount("proc", "/proc", "proc", flags, "subset=pid")
 
 
 def draw_uid(setup: dict[str, Any]) -> int:
-    """A uid for the program of a new supervisor where the jail has many; 0 where it has one."""
+    """Draws a uid for the program of a new supervisor, if the jail has many; 0 if it has only one."""
     if not setup["isolated"] or not setup["own_uids"]:
         return 0
     with open("/proc/self/uid_map") as stream:
@@ -113,12 +113,12 @@ def draw_uid(setup: dict[str, Any]) -> int:
 
 
 def mount_root(uid: int) -> None:
-    """A run's own folder, an empty box; it belongs to ``uid`` where that is not 0."""
+    """Mounts the folder of a run, an empty box, which belongs to ``uid`` unless that is 0."""
     kernel.mount("tmpfs", "/box", "tmpfs", FOLDER, f"size=1m,mode=755{_owned_by(uid)}")
 
 
 def enlarge(uid: int, disk_mb: int, snapshot_dir_mb: int) -> None:
-    """Gives the box its size, and a session a snapshot folder for copies."""
+    """Sets the size of the box, and mounts a folder for copies of a session's files."""
     resize_box(disk_mb)
     if snapshot_dir_mb:
         inodes = snapshot_dir_mb * INODES_PER_MB
@@ -127,13 +127,13 @@ def enlarge(uid: int, disk_mb: int, snapshot_dir_mb: int) -> None:
 
 
 def resize_box(disk_mb: int, held: int = 0, inodes: int = 0) -> None:
-    """Gives the box room for ``disk_mb``, beside ``held`` bytes and ``inodes`` that are in use already."""
+    """Sets the size of the box to ``disk_mb``, plus ``held`` bytes and ``inodes`` that are already in use."""
     size, count = disk_mb * MIB + held, disk_mb * INODES_PER_MB + inodes
     kernel.mount("tmpfs", "/box", None, FOLDER | kernel.MS_REMOUNT, f"size={size},nr_inodes={count}")
 
 
 def resize_box_later(uid: int, disk_mb: int, held: int, inodes: int) -> None:
-    """``resize_box`` for a supervisor that acts as ``uid``: it takes its own rights back for as long as that takes."""
+    """Does what ``resize_box`` does for a supervisor that acts as ``uid``: it takes its own rights back meanwhile."""
     if uid:
         os.seteuid(0)
     try:
@@ -148,30 +148,30 @@ def _owned_by(uid: int) -> str:
 
 
 def act_as(uid: int) -> None:
-    """Lets a supervisor write and signal as its program's uid, which has no such right over it; 0 leaves it as it is.
+    """Makes a supervisor write and send signals as its program's uid, for which it has no other right; 0 changes nothing.
 
     Its real uid stays that of the jail's first process.
     """
     if uid:
-        # The group first: with the new effective uid it could not be changed any more.
+        # The group is set first, because it could not be changed with the new effective uid.
         os.setegid(uid)
         os.seteuid(uid)
 
 
 def address_space() -> int:
-    """Bytes of address space that this process has taken."""
+    """Returns the size of this process's address space in bytes."""
     with open("/proc/self/statm") as stream:
         return int(stream.read().split()[0]) * PAGE
 
 
 def limit(limits: dict[str, Any], size: int, *, isolated: bool, session: bool) -> None:
-    """Sets the limits of this process and all that it starts; a session's processor time has no end.
+    """Sets the resource limits of this process and its children. A session has no limit of processor time.
 
     Args:
-        limits: Those of the order.
-        size: What ``address_space`` gave before there was a program.
-        isolated: Whether no process outside the run counts against its number of processes.
-        session: Whether there is a cell after the next. Its supervisor bounds the processes (``bound_processes``).
+        limits: The limits in the order.
+        size: The result of ``address_space`` before the program started.
+        isolated: Whether only processes of the run count towards its number of processes.
+        session: Whether more than one cell may follow. The supervisor then limits the processes (``bound_processes``).
     """
     bounds = {
         resource.RLIMIT_AS: size + limits["memory_mb"] * MIB,
@@ -184,21 +184,21 @@ def limit(limits: dict[str, Any], size: int, *, isolated: bool, session: bool) -
     }
     if isolated and not session:
         bounds[resource.RLIMIT_NPROC] = limits["processes"]
-    # Soft and hard limit alike, or the program could raise the soft one again.
+    # The hard limit equals the soft one, so that the program cannot raise it again.
     for kind, value in bounds.items():
         _set_limit(kind, value, value)
     os.nice(NICE)
     if not session:
         seconds = max(1, round(limits["cpu_s"]))
-        # A second apart: SIGXCPU comes first and tells a timeout from a kill, and SIGKILL ends a program that ignores
+        # One second apart: SIGXCPU comes first and distinguishes a timeout from a kill; SIGKILL ends a program that ignores
         # it.
         _set_limit(resource.RLIMIT_CPU, seconds, seconds + 1)
 
 
 def _set_limit(kind: int, soft: int, hard: int) -> None:
-    """Sets a limit, which may only be lowered.
+    """Sets a limit, which can only be lowered.
 
-    A program that got less than it was promised would fail for reasons that are not its own, so less is not taken.
+    A lower existing limit is an error, because a program with less than promised would fail through no fault of its own.
     """
     most = resource.getrlimit(kind)[1]
     if most != resource.RLIM_INFINITY and most < hard:
@@ -212,10 +212,10 @@ def _set_limit(kind: int, soft: int, hard: int) -> None:
 
 
 def bound_processes(uid: int, pids: Collection[int], count: int) -> None:
-    """Lets ``pids`` and what they start have at most ``count`` processes, all others of their user included.
+    """Limits the number of processes of ``pids`` and their children to ``count``, including all others of their user.
 
-    The kernel lets a process set this for others only if its real ids are theirs, so a supervisor that acts as ``uid`` takes
-    them for that long. The programs are stopped meanwhile.
+    The kernel allows this only if the caller's real ids equal those of the target. So a supervisor that acts as ``uid``
+    takes these ids meanwhile, while the programs are stopped.
     """
     if uid:
         os.setresgid(uid, uid, 0)
@@ -233,7 +233,7 @@ def bound_processes(uid: int, pids: Collection[int], count: int) -> None:
 
 
 def end_first(process: int | str) -> None:
-    """Lets the kernel end a program before its supervisor, and before a session's template, where memory runs out."""
+    """Makes the kernel kill a program before its supervisor and a session's template if memory runs out."""
     score = os.open(f"/proc/{process}/oom_score_adj", os.O_WRONLY)
     try:
         os.write(score, OOM_FIRST)
@@ -242,17 +242,17 @@ def end_first(process: int | str) -> None:
 
 
 def renounce(setup: dict[str, Any], *, session: bool = False) -> None:
-    """Gives up identity and capabilities; a session's process loses sight of every other one too.
+    """Gives up identity and capabilities; a session's process also loses access to all other processes.
 
-    The bounding set is empty since the jail began: nothing that is executed brings a capability back.
+    The bounding set has been empty since the jail started, so executing a program never brings a capability back.
     """
     if not setup["isolated"]:
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
         return
-    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # or else its own files in /proc are not its own
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # otherwise it could not access its own files in /proc
     if not session:
         end_first("self")
-    # Opened before `/proc` is left: the uid map below is written through it.
+    # Opened before `/proc` is unmounted, because the uid map below is written through it.
     own = os.open("/proc/self", os.O_PATH | os.O_DIRECTORY)
     if session:
         _leave_proc()
@@ -264,24 +264,24 @@ def renounce(setup: dict[str, Any], *, session: bool = False) -> None:
         _enter_user_namespace(own)
     os.close(own)
     kernel.drop_capabilities()
-    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # a change of uid took it away
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # a change of uid resets this flag
 
 
 def _leave_proc() -> None:
-    """A mount namespace without ``/proc``: there a process could reach the memory of others of the same uid.
+    """Enters a mount namespace without ``/proc``, by which a process could access the memory of others with its uid.
 
     Raises:
-        OSError: it cannot be left.
+        OSError: ``/proc`` cannot be unmounted.
     """
     kernel.unshare(kernel.CLONE_NEWNS)
-    while os.path.ismount("/proc"):  # one lies over the other
+    while os.path.ismount("/proc"):  # several may be mounted over each other
         kernel.call("umount2", b"/proc", kernel.MNT_DETACH)
 
 
 def _enter_user_namespace(own: int) -> None:
-    """Moves this process into a user namespace with its own uid: the kernel counts the processes of each namespace apart.
+    """Moves this process into its own user namespace with the same uid: the kernel counts processes per namespace.
 
-    ``own`` is this process's folder in ``/proc``, which may not be mounted any more.
+    ``own`` is this process's folder in ``/proc``, which may already be unmounted.
     """
     uid, gid = os.getuid(), os.getgid()
     kernel.unshare(kernel.CLONE_NEWUSER)
@@ -289,11 +289,11 @@ def _enter_user_namespace(own: int) -> None:
         fd = os.open(name, os.O_WRONLY, dir_fd=own)
         os.write(fd, text.encode())
         os.close(fd)
-    kernel.drop_bounding_set()  # a new namespace begins with all of it
+    kernel.drop_bounding_set()  # a new namespace starts with the full set
 
 
 def forbid_calls(setup: dict[str, Any], *, session: bool = False) -> int:
-    """Gives up dangerous calls; returns a session's descriptor of those that wait for the supervisor's word, or -1."""
+    """Installs the seccomp filter; returns the descriptor of calls that a session's supervisor has to decide, or -1."""
     if not setup["isolated"]:
         return -1
     descriptor = kernel.install_filter(setup["filters"]["session" if session else "run"], listener=session)

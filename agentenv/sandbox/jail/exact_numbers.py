@@ -1,7 +1,7 @@
-"""Decimals and fractions that a program returned, as numbers of the owner's whose comparisons come to an end.
+"""Decimals and fractions returned by a program, as number types whose comparisons take bounded time.
 
-Comparing a decimal of the standard library with a long integer takes the square of its digits, and a fraction is multiplied
-with whatever it is compared with. A program chooses both sides where a returned list is sorted.
+Comparing a decimal of the standard library with a long integer takes quadratic time, and comparing a fraction involves a
+multiplication. A program chooses both operands if a returned list is sorted.
 """
 
 import math
@@ -11,22 +11,22 @@ from fractions import Fraction
 from typing import Any
 
 MAX_BITS = 2048
-"""Of numerator and denominator: twice as many as those of any float."""
+"""Largest size of numerator and denominator: twice that of any float."""
 _MAX_DIGITS = 600
 
 
 class ExactFraction(Fraction):
-    """A fraction with numerator and denominator of at most ``MAX_BITS``."""
+    """A fraction whose numerator and denominator have at most ``MAX_BITS`` bits."""
 
     def _richcmp(self, other: Any, op: Callable[[Any, Any], bool]) -> Any:
-        # What fractions are ordered by. No number of this class is as far from 0 as an integer of more bits.
+        # Called for ordering fractions. An integer with more bits is further from 0 than any number of this class.
         if isinstance(other, int) and other.bit_length() > MAX_BITS:
             other = math.copysign(math.inf, 1 if other > 0 else -1)
         return super()._richcmp(other, op)  # type: ignore[misc]  # it has no declaration
 
 
 class ExactDecimal(ExactFraction):
-    """A decimal: the same number as a fraction, which is written as it was and not subtracted from a float."""
+    """A decimal, represented as an equal fraction; it is printed as it was written, and floats cannot be subtracted."""
 
     text: str
 
@@ -38,10 +38,10 @@ class ExactDecimal(ExactFraction):
 
 
 def fraction(numerator: str, denominator: str) -> Fraction:
-    """The number of two integers in base 16.
+    """Makes a fraction from two integers in base 16.
 
     Raises:
-        ValueError: they are none, are too long, or the second is not above 0.
+        ValueError: they are not integers, are too long, or the second one is not above 0.
     """
     if max(len(numerator), len(denominator)) > MAX_BITS // 4:
         raise ValueError(f"a fraction of more than {MAX_BITS} bits")
@@ -52,10 +52,10 @@ def fraction(numerator: str, denominator: str) -> Fraction:
 
 
 def decimal(text: str) -> Fraction | float:
-    """The number that the standard library writes as ``text``; one that is not finite as a float.
+    """Makes a number from a decimal as the standard library prints it; infinite ones and NaN become floats.
 
     Raises:
-        ValueError: it is none, or has too many digits before or after the point.
+        ValueError: it is no decimal, or has too many digits before or after the point.
     """
     if len(text) > 2 * _MAX_DIGITS:
         raise ValueError(f"a decimal of more than {_MAX_DIGITS} digits")

@@ -1,6 +1,6 @@
-"""Length-prefixed messages on a stream: how host, zygote, supervisor and worker talk.
+"""Length-prefixed messages on a stream, by which host, zygote, supervisor and worker communicate.
 
-Runs on both sides of the jail's wall.
+This module runs on both sides of the jail's boundary.
 """
 
 import json
@@ -16,20 +16,20 @@ LENGTH = struct.Struct(">I")
 HEAD = struct.Struct(">IQ")  # length of the body, channel
 MAX_BODY = 1 << 28
 SESSION = 1 << 63
-"""Set in the number of a channel whose orders are a session's: the jail must know before it reads one."""
+"""The bit in a channel's number that marks a session: the jail must know this before it reads an order."""
 
 
 class Closed(Exception):
-    """The other side is gone, or sent what is no message."""
+    """The other side has ended, or sent something that is not a message."""
 
 
 def encode(document: Any) -> bytes:
-    """One JSON document as bytes; surrogates survive."""
+    """Encodes a JSON document as bytes, including surrogates."""
     return json.dumps(document, separators=(",", ":")).encode()
 
 
 def gather(read: Callable[[int], bytes], size: int) -> bytes:
-    """``size`` bytes from a function that gives at most as many as it is asked for.
+    """Reads ``size`` bytes by a function that returns at most as many as requested.
 
     Raises:
         Closed: the stream ended before.
@@ -37,7 +37,7 @@ def gather(read: Callable[[int], bytes], size: int) -> bytes:
     parts = bytearray()
     while len(parts) < size:
         try:
-            # A mebibyte at most, so that what a length promises is not reserved before it comes.
+            # At most 1 MiB at a time, so that no memory is reserved for a length before the data arrives.
             part = read(min(size - len(parts), 1 << 20))
         except ConnectionError as error:
             raise Closed from error
@@ -48,7 +48,7 @@ def gather(read: Callable[[int], bytes], size: int) -> bytes:
 
 
 def read_exactly(fd: int, size: int, deadline: float | None = None) -> bytes:
-    """``size`` bytes from ``fd``.
+    """Reads ``size`` bytes from ``fd``.
 
     Raises:
         Closed: the stream ended before.
@@ -67,7 +67,7 @@ def write_all(fd: int, data: bytes) -> None:
     """Writes all of ``data``.
 
     Raises:
-        Closed: nobody reads any more.
+        Closed: the other end is closed.
     """
     view = memoryview(data)
     while view:
@@ -78,10 +78,10 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 def read_frame(read: Callable[[int], bytes]) -> tuple[int, bytes]:
-    """Channel and body of the next message between host and zygote.
+    """Reads channel and body of the next message between host and zygote.
 
     Raises:
-        Closed: the other side is gone, or sent what is no message.
+        Closed: the other side has ended, or sent something that is not a message.
     """
     size, channel = HEAD.unpack(gather(read, HEAD.size))
     if size > MAX_BODY:
@@ -90,7 +90,7 @@ def read_frame(read: Callable[[int], bytes]) -> tuple[int, bytes]:
 
 
 def frame(channel: int, body: bytes) -> bytes:
-    """One message between host and zygote."""
+    """Encodes one message between host and zygote."""
     return HEAD.pack(len(body), channel) + body
 
 
@@ -98,31 +98,31 @@ def send(link: socket.socket, body: bytes, fds: tuple[int, ...] = ()) -> None:
     """Sends one message on a link, with descriptors.
 
     Raises:
-        Closed: nobody reads any more.
+        Closed: the other end is closed.
     """
     view = memoryview(LENGTH.pack(len(body)) + body)
     try:
         sent = socket.send_fds(link, [view], list(fds)) if fds else 0
-        while sent < len(view):  # a link's timeout is for each part: what is long may take its time
+        while sent < len(view):  # the timeout applies to each part, so a long message may take longer
             sent += link.send(view[sent:])
     except OSError as error:
         raise Closed from error
 
 
 def reply(link: socket.socket, order: dict[str, Any], answer: dict[str, Any]) -> None:
-    """Sends the answer to ``order``, whose number it bears, so that it is taken for no other order's.
+    """Sends the answer to ``order`` with the order's serial number, so that it is not taken for that of another order.
 
     Raises:
-        Closed: nobody reads any more.
+        Closed: the other end is closed.
     """
     send(link, encode({**answer, "serial": order["serial"]}))
 
 
 def receive(link: socket.socket, limit: int = MAX_BODY, deadline: float | None = None) -> bytes:
-    """The next message of at most ``limit`` bytes on a link.
+    """Reads the next message of at most ``limit`` bytes.
 
     Raises:
-        Closed: the other side is gone, or the message is longer.
+        Closed: the other side has ended, or the message is longer.
         TimeoutError: ``deadline`` passed before.
     """
     (size,) = LENGTH.unpack(read_exactly(link.fileno(), LENGTH.size, deadline))
@@ -132,8 +132,9 @@ def receive(link: socket.socket, limit: int = MAX_BODY, deadline: float | None =
 
 
 def receive_with_fds(link: socket.socket, count: int = 3) -> tuple[bytes, list[int]]:
-    """The next message on a link and the descriptors that came with it."""
-    # All of the head at once: descriptors come with its first byte, and a plain read of that byte would lose them.
+    """Reads the next message and the descriptors that came with it."""
+    # The whole header is read at once: descriptors arrive with its first byte, and a plain read of that byte would drop
+    # them.
     head, fds, _, _ = socket.recv_fds(link, LENGTH.size, count, socket.MSG_WAITALL)
     if len(head) < LENGTH.size:
         raise Closed

@@ -1,4 +1,4 @@
-"""How a session's supervisor has an interpreter forked by the session's template, and takes hold of it."""
+"""Forks interpreters for a session's supervisor from the session's template."""
 
 import contextlib
 import os
@@ -13,25 +13,26 @@ from agentenv.sandbox.jail.session_template import SessionTemplate
 
 
 class TemplateGone(RuntimeError):
-    """The process that interpreters are forked from has ended."""
+    """The process from which interpreters are forked has ended."""
 
 
 def start(
     template: SessionTemplate, limits: dict[str, Any], name: int, work: str, *, isolated: bool
 ) -> tuple[Node, int]:
-    """A new interpreter that has been confined, and the descriptor on which its signals wait for a word, or -1.
+    """Starts a confined interpreter; returns it with the descriptor on which its signal calls wait, or -1.
 
     Raises:
-        TemplateGone: there is nothing to fork it from.
-        RuntimeError: it could not be forked or confined.
+        TemplateGone: the template has ended.
+        RuntimeError: the interpreter could not be forked or confined.
     """
     streams, (link, other) = new_streams(), answers.link()
     own = frozenset(map(sharing.descriptor, (*streams.theirs, other.fileno())))
     try:
-        pid = _forked(template, limits | {"folder": work}, streams, other)
+        pid = _fork_interpreter(template, limits | {"folder": work}, streams, other)
         listener = -1
         if isolated:
-            with contextlib.suppress(FileNotFoundError):  # what has ended is found when it is used
+            # an interpreter that has ended is noticed when it is used
+            with contextlib.suppress(FileNotFoundError):
                 confine.end_first(pid)
             listener = frames.receive_with_fds(link)[1][0]
     except BaseException:
@@ -42,8 +43,10 @@ def start(
     return Node(link, pid, streams.out, streams.err, own, name, work), listener
 
 
-def _forked(template: SessionTemplate, limits: dict[str, Any], streams: Streams, other: socket.socket) -> int:
-    """The pid of an interpreter that has been confined; the ends that are its own are closed here."""
+def _fork_interpreter(
+    template: SessionTemplate, limits: dict[str, Any], streams: Streams, other: socket.socket
+) -> int:
+    """Forks and confines an interpreter; returns its pid, and closes this process's copies of its descriptors."""
     waiting, ready = os.pipe()
     send_signal(template.pid, signal.SIGCONT)
     try:

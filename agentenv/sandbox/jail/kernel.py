@@ -1,6 +1,6 @@
-"""The kernel calls that Python's standard library does not have, each with errors as ``OSError``.
+"""System calls that Python's standard library lacks. Errors are raised as ``OSError``.
 
-Runs inside the jail, where nothing but the standard library is.
+Runs inside the jail, where only the standard library is available.
 """
 
 import ctypes
@@ -27,20 +27,20 @@ NOTIF_CONTINUE = 1
 CAPABILITY_VERSION_3 = 0x20080522
 LAST_CAPABILITY = 63
 
-# Numbers of the calls for which glibc has no function, by machine.
+# Numbers of system calls for which glibc has no function, by machine.
 SECCOMP = {"x86_64": 317, "aarch64": 277}
 CLONE = {"x86_64": 56, "aarch64": 220}
 
 _libc = ctypes.CDLL(None, use_errno=True)
 for _name in ("capset", "ioctl", "mount", "prctl", "socket", "syscall", "umount2", "unshare"):
-    # Found once, here: a search goes through every library, and a fork would touch all of them.
+    # Resolved once here, because a lookup searches every library, and a fork would touch all of them.
     getattr(_libc, _name)
 _under_lock = ctypes.PyDLL(None, use_errno=True)
-"""The same, for calls in which no other thread of Python may run."""
+"""The same library, for calls during which no other Python thread may run."""
 
 
 def call(name: str, *arguments: object) -> int:
-    """Calls ``name`` of the C library; -1 becomes ``OSError``."""
+    """Calls the function ``name`` of the C library; a result of -1 raises ``OSError``."""
     result: int = getattr(_libc, name)(*arguments)
     if result == -1:
         number = ctypes.get_errno()
@@ -49,15 +49,16 @@ def call(name: str, *arguments: object) -> int:
 
 
 def unshare(flags: int) -> None:
-    """Leaves the namespaces in ``flags`` for new ones."""
+    """Moves this process from the namespaces in ``flags`` into new ones."""
     call("unshare", flags)
 
 
 def fork_into(flags: int) -> int:
-    """``fork`` of a process with one thread, with the ``flags`` of ``clone(2)``; 0 in the child.
+    """Forks a process with a single thread, with the ``flags`` of ``clone(2)``; returns 0 in the child.
 
-    ``unshare`` would not do for a namespace: this process could never return to its own for the next child. Nor is Python
-    told of the fork, as ``os.fork`` would: the child is the same but for its number, and may fork with ``os.fork`` in turn.
+    ``unshare`` cannot replace it, because this process could not return to its own namespace for the next child. Unlike
+    ``os.fork``, it does not notify Python of the fork: apart from its id the child is the same, and may itself use
+    ``os.fork``.
     """
     pid: int = _under_lock.syscall(CLONE[platform.machine()], flags | signal.SIGCHLD, 0, 0, 0, 0)
     if pid < 0:
@@ -79,7 +80,7 @@ def mount(source: str, target: str, kind: str | None, flags: int = 0, data: str 
 
 
 def pivot_root(new: str) -> None:
-    """Makes ``new`` the root; the old tree is detached and cannot be reached any more."""
+    """Makes ``new`` the root. The old tree is detached and cannot be reached any more."""
     os.chdir(new)
     os.makedirs(".old", exist_ok=True)
     call("pivot_root", b".", b".old")
@@ -89,8 +90,9 @@ def pivot_root(new: str) -> None:
 
 
 def raise_loopback() -> None:
-    """Lets a new network be used, which has nothing but the loopback device."""
-    any_socket = call("socket", AF_INET, SOCK_DGRAM, 0)  # Python's own touches ten times as much memory
+    """Activates the loopback device of a new network, its only device."""
+    # Python's socket module would touch ten times as much memory
+    any_socket = call("socket", AF_INET, SOCK_DGRAM, 0)
     call("ioctl", any_socket, ctypes.c_ulong(SIOCSIFFLAGS), RAISE)
     os.close(any_socket)
 
@@ -101,12 +103,12 @@ def prctl(option: int, value: int) -> None:
 
 
 def drop_bounding_set() -> None:
-    """Gives up for good every capability that some program on the disk could bring back."""
+    """Permanently drops every capability that a program on the disk could bring back."""
     drop = _libc.prctl
     zero = ctypes.c_ulong(0)
     for capability in range(LAST_CAPABILITY + 1):
-        # EINVAL: the kernel knows no more of them. EPERM: without CAP_SETPCAP the bounding set stays, and with
-        # no_new_privs nothing in it can ever be had again.
+        # EINVAL: the kernel has no further capabilities. EPERM: without CAP_SETPCAP the bounding set stays, but with
+        # no_new_privs nothing in it can ever be regained.
         if (
             drop(PR_CAPBSET_DROP, ctypes.c_ulong(capability), zero, zero, zero)
             and ctypes.get_errno() == errno.EINVAL
@@ -115,14 +117,14 @@ def drop_bounding_set() -> None:
 
 
 def drop_capabilities() -> None:
-    """Gives up every capability that this process holds, and the way to any other."""
+    """Drops every capability of this process, and every way to regain one."""
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
     call("capset", struct.pack("=Ii", CAPABILITY_VERSION_3, 0), bytes(24))
 
 
 def install_filter(program: bytes, *, listener: bool = False) -> int:
-    """Installs a compiled seccomp filter for this thread; with ``listener`` returns the notification descriptor."""
+    """Installs a compiled seccomp filter for this thread; with ``listener``, returns the notification descriptor."""
     text = ctypes.create_string_buffer(program, len(program))
     head = struct.pack("@HP", len(program) // 8, ctypes.addressof(text))
     flags = SECCOMP_FILTER_FLAG_NEW_LISTENER if listener else 0
@@ -131,7 +133,7 @@ def install_filter(program: bytes, *, listener: bool = False) -> int:
 
 
 class Notification(NamedTuple):
-    """A system call that waits for our word."""
+    """A system call that waits for the supervisor's decision."""
 
     id: int
     pid: int
@@ -140,7 +142,7 @@ class Notification(NamedTuple):
 
 
 def receive_notification(listener: int) -> Notification | None:
-    """The next waiting call, or None where the caller is gone already."""
+    """Returns the next waiting call, or None if its caller has ended."""
     buffer = ctypes.create_string_buffer(80)
     try:
         call("ioctl", listener, ctypes.c_ulong(NOTIF_RECV), buffer)
@@ -153,12 +155,12 @@ def receive_notification(listener: int) -> Notification | None:
 
 
 def answer_notification(listener: int, notification: Notification, *, allow: bool) -> None:
-    """Lets the call go on, or fails it with EPERM."""
+    """Lets the call continue, or makes it fail with EPERM."""
     response = struct.pack(
         "=QqiI", notification.id, 0, 0 if allow else -errno.EPERM, NOTIF_CONTINUE if allow else 0
     )
     try:
         call("ioctl", listener, ctypes.c_ulong(NOTIF_SEND), response)
     except OSError as error:
-        if error.errno != errno.ENOENT:  # the caller died meanwhile
+        if error.errno != errno.ENOENT:  # the caller has ended meanwhile
             raise

@@ -1,4 +1,4 @@
-"""One interpreter of a session, as the session's supervisor knows it."""
+"""One interpreter of a session, as its supervisor represents it."""
 
 import os
 import signal
@@ -18,23 +18,23 @@ class Node:
     out: int
     err: int
     own: frozenset[str]
-    """What its descriptors are: standard streams and link."""
+    """The identities of its own descriptors: standard streams and link."""
     files: int
-    """The node whose tree in the snapshot folder holds this one's files, where they are not in the box."""
+    """The node whose tree in the snapshot folder contains this node's files, if they are not in the box."""
     folder: str
     parent: int = -1
     frozen: bool = False
     changed: bool = True
     """Whether its files may differ from those in the snapshot folder."""
     began: bool = False
-    """Whether it has begun to read a cell: before that, no program can be the cause of its end."""
+    """Whether it has started to read a cell. Before that, no program can be the cause of its end."""
     copied: int = 0
-    """Bytes of its files in the snapshot folder."""
+    """Size of its files in the snapshot folder in bytes."""
     held: int = -1
-    """Bytes of memory that it was last seen to hold; -1 where nobody has looked since it or its kin changed."""
+    """Memory in bytes at the last measurement; -1 if not measured since it or a related node changed."""
 
     def close(self) -> None:
-        """Kills the process and forgets its streams; the kernel reaps it."""
+        """Kills the process and closes its streams. The kernel reaps it."""
         if self.pid:
             send_signal(self.pid, signal.SIGKILL)
         self.link.close()
@@ -43,7 +43,7 @@ class Node:
 
 
 def send_signal(pid: int, number: int) -> None:
-    """Sends a signal to a process of the program, which may end at any moment."""
+    """Sends a signal to a process of the program, which may end at any time."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
@@ -51,7 +51,7 @@ def send_signal(pid: int, number: int) -> None:
 
 
 class Streams(NamedTuple):
-    """The standard streams of a new interpreter: what is read here, and its own ends."""
+    """The standard streams of a new interpreter: the ends read here, and its own ends."""
 
     out: int
     err: int
@@ -59,7 +59,7 @@ class Streams(NamedTuple):
 
 
 def new_streams() -> Streams:
-    """New pipes. The input is one that has ended: unlike a device, no other process has the same."""
+    """Creates the pipes. The input is a pipe at its end: unlike a device, no other process shares it."""
     (out, out_end), (err, err_end), (null, null_end) = pipe(), pipe(), os.pipe()
     os.close(null_end)
     return Streams(out, err, (null, out_end, err_end))

@@ -1,6 +1,6 @@
-"""One run of one program: a process that waits for it, watched, collected, and said how it ended.
+"""Runs one program: waits for its process under limits, collects its files, and reports how it ended.
 
-The process is forked and confined before there is a program, so that neither is part of a run's time.
+The process is forked and confined before there is a program, so that this does not count towards a run's time.
 """
 
 import base64
@@ -18,33 +18,33 @@ from agentenv.sandbox.jail.watch import MIB, Watch, resident
 
 RETURN_LIMIT = 8 * MIB
 MOST_COLLECTED = 128 * MIB
-"""Bytes of collected files: what fits one message with room to spare."""
+"""Largest size of collected files in bytes, which fit into one message with room to spare."""
 FAR = 1 << 20
-F_ADD_SEALS, SEALS = 1033, 0x2 | 0x4 | 0x8  # neither shorter nor longer nor written
+F_ADD_SEALS, SEALS = 1033, 0x2 | 0x4 | 0x8  # cannot be shrunk, extended or written
 RETURNED, ORDER, READY = 3, 4, 5
-"""Descriptors of a waiting process, beside its three streams."""
+"""Descriptors of a waiting process besides its three standard streams."""
 BEGINS = b"."
-"""What a confined process writes as the last thing before its program runs; a complaint is longer."""
+"""Written by a confined process just before its program starts; an error message is longer."""
 
 
 class Waiting(NamedTuple):
-    """A process that has given up everything and waits for its program."""
+    """A confined process that waits for its program."""
 
     pid: int
     stdin: int
-    """A file that the process has as its standard input."""
+    """The file that the process has as its standard input."""
     order: int
-    """Where the program is written; closed without a word it ends the process."""
+    """The pipe to which the program is written; closing it without data ends the process."""
     ready: int
-    """Says ``BEGINS`` when the program begins, a complaint where it cannot, and nothing where the process dies before."""
+    """Yields ``BEGINS`` when the program starts, an error message if it cannot, and nothing if the process dies before."""
     streams: tuple[int, ...]
-    """The reading ends of stdout, stderr and what calls return."""
+    """The reading ends of stdout, stderr, and the values that calls return."""
     handle: int
-    """Can be read once the process has ended."""
+    """A descriptor that becomes readable when the process has ended."""
 
 
 def make_box(root: str, files: dict[str, str]) -> str:
-    """Folders of a run below ``root``, with the given files; returns the folder where the program starts."""
+    """Creates the folders of a run below ``root`` with the given files; returns the folder in which the program starts."""
     for name in ("work", "tmp", "shm"):
         os.mkdir(f"{root}/{name}")
     for name, content in files.items():
@@ -53,9 +53,9 @@ def make_box(root: str, files: dict[str, str]) -> str:
 
 
 def collect(folder: str, names: list[str], limits: dict[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
-    """The asked files as base64, and for those that do not cross the wall the reason.
+    """Returns the requested files as base64, and for those that cannot be returned the reason.
 
-    Together they are at most as large as the disk: files with holes could be much more.
+    Their total size is limited to that of the disk, because sparse files could be much larger.
     """
     found, refused = {}, {}
     room = min(limits["disk_mb"] * MIB, MOST_COLLECTED)
@@ -70,15 +70,15 @@ def collect(folder: str, names: list[str], limits: dict[str, Any]) -> tuple[dict
 
 
 def pipe() -> tuple[int, int]:
-    """A pipe whose reading end does not block."""
+    """Makes a pipe with a non-blocking reading end."""
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     return reading, writing
 
 
 def become(fds: list[int]) -> None:
-    """Makes ``fds`` the descriptors 0, 1, 2 and so on, and closes every other one."""
-    # Out of the way first: one of them may stand on a number that another is to get.
+    """Makes ``fds`` the descriptors 0, 1, 2 and so on, and closes every other descriptor."""
+    # First moved to higher numbers, because one of them may have a number that another one needs.
     high = [fcntl.fcntl(fd, fcntl.F_DUPFD, len(fds)) for fd in fds]
     for index, fd in enumerate(high):
         os.dup2(fd, index)
@@ -86,7 +86,7 @@ def become(fds: list[int]) -> None:
 
 
 def end_all(pid: int, isolated: bool) -> None:
-    """Kills every process of the run. Only the init of a PID namespace may use the broad call."""
+    """Kills every process of the run. Only the init of a PID namespace may use ``kill(-1)``."""
     if isolated and os.getpid() == 1:
         try:
             os.kill(-1, signal.SIGKILL)
@@ -101,7 +101,7 @@ def end_all(pid: int, isolated: bool) -> None:
 
 
 def reap_all(isolated: bool) -> None:
-    """Waits until nothing of the run is left; all of it has been killed and is a child of the namespace's init."""
+    """Waits until no process of the run is left; all have been killed and are children of the namespace's init."""
     while isolated:
         try:
             os.waitpid(-1, 0)
@@ -110,7 +110,7 @@ def reap_all(isolated: bool) -> None:
 
 
 def await_program(setup: dict[str, Any]) -> Waiting:
-    """Forks the process of a run."""
+    """Forks the process of a run, which waits for its program."""
     stdin = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     pipes = [pipe() for _ in range(3)]
     order, ready = os.pipe(), os.pipe()
@@ -124,11 +124,11 @@ def await_program(setup: dict[str, Any]) -> Waiting:
 
 
 def replace_killed(process: Waiting, setup: dict[str, Any], link: int) -> Waiting:
-    """Waits until ``link`` can be read; gives the process that then waits for its program.
+    """Waits until ``link`` is readable; returns the process that then waits for its program.
 
-    Where memory runs out, the kernel kills such processes before any other, all of a machine's at once: whoever used them
-    afterwards would fail once for each. One that was killed is replaced as long as no order has been read, so that the new
-    one inherits nothing of an order either.
+    If memory runs out, the kernel kills such waiting processes first, possibly all on a machine at once, and the next user
+    of each would fail. So a killed process is replaced as long as no order has been read; the new process then inherits
+    nothing of an order either.
     """
     while True:
         poll = select.poll()
@@ -138,7 +138,7 @@ def replace_killed(process: Waiting, setup: dict[str, Any], link: int) -> Waitin
             return process
         ended = os.waitid(os.P_PIDFD, process.handle, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended is None or ended.si_code != os.CLD_KILLED or ended.si_status != signal.SIGKILL:
-            return process  # what it complained of is said to whoever wants to use it
+            return process  # its error is reported to the next user
         os.waitpid(process.pid, 0)
         for fd in (process.stdin, process.order, process.ready, *process.streams, process.handle):
             os.close(fd)
@@ -146,25 +146,25 @@ def replace_killed(process: Waiting, setup: dict[str, Any], link: int) -> Waitin
 
 
 def hand_over(process: Waiting, request: dict[str, Any]) -> None:
-    """Gives the process its standard input and its program, with which it begins."""
+    """Passes standard input and program to the process, which then starts."""
     frames.write_all(process.stdin, base64.b64decode(request["stdin"]))
     os.lseek(process.stdin, 0, os.SEEK_SET)
-    # Sealed, because a program could write to it otherwise, into memory that nobody counts.
+    # Sealed, because a program could otherwise write to it, into memory that is not counted.
     fcntl.fcntl(process.stdin, F_ADD_SEALS, SEALS)
     os.close(process.stdin)
     order = {name: request.get(name) for name in ("code", "calls", "limits", "variables")}
     try:
         frames.write_all(process.order, frames.encode(order))
     except frames.Closed:
-        pass  # its complaint says why
+        pass  # its error message says why
     os.close(process.order)
 
 
 def run_once(request: dict[str, Any], setup: dict[str, Any], process: Waiting) -> dict[str, Any]:
-    """Runs the program of ``request`` in ``process``; returns what happened.
+    """Runs the program of ``request`` in ``process``; returns the result.
 
     Raises:
-        RuntimeError: it could not be confined, or ended before; nothing of the program has run.
+        RuntimeError: the process could not be confined, or ended before; nothing of the program has run.
     """
     limits = request["limits"]
     folder = make_box(setup["root"], request["files"])
@@ -176,14 +176,15 @@ def run_once(request: dict[str, Any], setup: dict[str, Any], process: Waiting) -
     if not setup["isolated"]:
         watch.members = lambda: [process.pid]
     verdict = watch.until(process.handle, started + limits["wall_s"])
-    # However it ended: what it has started goes on running otherwise, and could write while files are collected.
+    # Always, because child processes would otherwise continue, and could write while files are collected.
     end_all(process.pid, setup["isolated"])
     _, state, usage = os.wait4(process.pid, 0)
     reap_all(setup["isolated"])
-    if verdict == "oom":  # an order that is too large to be read is one that uses too much
+    if verdict == "oom":  # a program too large to be read counts as using too much memory
         os.close(process.ready)
     else:
-        await_confined(process.ready, f"{verdict}, wait status {state:#x}")  # who could complain is gone
+        # the process that could report an error has ended
+        await_confined(process.ready, f"{verdict}, wait status {state:#x}")
     wall = time.monotonic() - started
     watch.drain_rest()
     for fd in (process.handle, *process.streams):
@@ -204,7 +205,7 @@ def run_once(request: dict[str, Any], setup: dict[str, Any], process: Waiting) -
 
 
 def rehearse() -> None:
-    """Goes through a run's steps with nothing: memory shared by a fork is copied at the first touch, which then is past."""
+    """Performs the steps of a run without a program, because pages shared by a fork are copied when first written."""
     names = ("memory_mb", "open_files", "output_bytes", "hard_output_bytes", "disk_mb", "file_mb")
     limits = json.loads(frames.encode(dict.fromkeys(names, 1)))
     reading, writing = pipe()
@@ -221,20 +222,20 @@ def rehearse() -> None:
 
 
 def bounded(limits: dict[str, Any]) -> Bounded:
-    """The record of one stream of a program."""
+    """Makes the bounded record of one stream of a program."""
     return Bounded(limits["output_bytes"], limits["hard_output_bytes"])
 
 
 def await_confined(ready: int, ended: str = "") -> None:
-    """Waits until the new process has given up what it must, the other end of this pipe last, and begins.
+    """Waits until the new process is confined and starts its program; it closes the other end of this pipe last.
 
     Args:
-        ready: Where the process says that it begins.
-        ended: What is known of its end, for the error.
+        ready: The pipe on which the process reports that it starts.
+        ended: What is known about its end, for the error.
 
     Raises:
-        RuntimeError: it could not, or something ended it before, as the kernel does where memory runs out; nothing of the
-            program has run.
+        RuntimeError: it could not be confined, or something ended it before, as the kernel does if memory runs out; nothing
+            of the program has run.
     """
     with open(ready, "rb") as stream:
         said = stream.read()
@@ -252,7 +253,8 @@ def _become_program(setup: dict[str, Any], fds: list[int]) -> NoReturn:
         confine.forbid_calls(setup)
         folder = f"{setup['root']}/work"
         main = worker.prepare(folder, ["main.py"])
-        compile(json.loads('{"code": "print(1)"}')["code"], "main.py", "exec")  # a rehearsal here too
+        # also a rehearsal; see `rehearse`
+        compile(json.loads('{"code": "print(1)"}')["code"], "main.py", "exec")
         with open(ORDER, "rb") as stream:
             order = stream.read()
         if not order:
@@ -271,7 +273,7 @@ def _become_program(setup: dict[str, Any], fds: list[int]) -> NoReturn:
 
 
 def classify(verdict: str, state: int, cpu: float, limits: dict[str, Any]) -> dict[str, Any]:
-    """How a run ended, from what the watch saw and what the kernel says of the process."""
+    """Returns how a run ended, from the watch's verdict and the process's wait status."""
     number = os.WTERMSIG(state) if os.WIFSIGNALED(state) else None
     code = os.WEXITSTATUS(state) if os.WIFEXITED(state) else None
     if verdict != "ready":

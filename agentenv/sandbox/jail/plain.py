@@ -1,7 +1,7 @@
-"""Python values as JSON that says what they were: only exact builtin types survive the wall.
+"""Encodes Python values as JSON with their types; only exact builtin types can leave the jail.
 
-``dump`` runs in the program's own process and is not trusted; ``load`` runs in the trusted parent and builds nothing but
-builtin objects, so comparing what it returns calls no method of the program's.
+``dump`` runs in the untrusted process of the program. ``load`` runs in the trusted parent and creates only builtin objects,
+so comparing its results never calls a method of the program.
 """
 
 import json
@@ -13,38 +13,39 @@ from typing import Any
 MAX_ITEMS = 200_000
 MARKS = '"[{:,'
 MAX_MARKS = 12 * MAX_ITEMS
-"""Characters of ``MARKS`` outside of texts: no document of ``dump`` has more, and each costs memory to decode."""
+"""Largest number of characters of ``MARKS`` outside of texts. ``dump`` never writes more, and each costs memory to
+decode."""
 MAX_SAME_HASH = 64
-"""Different values of one hash that a set or dict may have: beyond, filling it takes the square of their number."""
+"""Largest number of different values with one hash in a set or dict, because filling it takes quadratic time."""
 MAX_COMPARISONS = 8 * MAX_ITEMS
-"""Comparisons of different numbers and texts of one hash that filling all sets and dicts of a document may take."""
+"""Largest number of comparisons of numbers and texts with equal hashes for filling all sets and dicts of a document."""
 _ATOMS = (type(None), bool, int, str)
 _SIZED = (ValuesView, deque)
 _VIEWS = (KeysView, ItemsView)
-"""What equals a set."""
-_GONE_THROUGH = (Iterator, *_VIEWS, *_SIZED)
-"""What equals no list, and becomes one where a test asks for a list, a set or the like of it."""
+"""Types that equal sets."""
+_ITERATED_TYPES = (Iterator, *_VIEWS, *_SIZED)
+"""Types that equal no list; a test that expects a list, set or similar converts them to one."""
 
 
 class NotPlain(Exception):
-    """A value that is no builtin one, or too large."""
+    """The value is not of a builtin type, or is too large."""
 
 
 def dump(value: Any, *, returned: bool = False) -> Any:
-    """``value`` as a JSON document.
+    """Encodes ``value`` as a JSON document.
 
-    Instances of subclasses (a Counter, a named tuple) and numbers of numpy become the builtin value inside them.
+    Instances of subclasses (a Counter, a named tuple) and numbers of numpy become the builtin values that they contain.
 
     Args:
-        value: What is to cross the wall.
-        returned: Whether a function returned it. A generator and its like then become an iterator of their items, a deque
-            and the views of a dict a view, decimals and fractions exact numbers. Arguments are sent once for every program
-            and can be none of these.
+        value: The value to send.
+        returned: Whether a function returned it. Generators and other iterators then become iterators of their items, a
+            deque and the views of a dict become views, and decimals and fractions become exact numbers. Arguments cannot be
+            any of these, because they are sent once for every program.
 
     Raises:
-        NotPlain: anything else, or more than ``MAX_ITEMS`` items.
+        NotPlain: it is anything else, or has more than ``MAX_ITEMS`` items.
     """
-    return _dump(value, [MAX_ITEMS], _GONE_THROUGH if returned else ())
+    return _dump(value, [MAX_ITEMS], _ITERATED_TYPES if returned else ())
 
 
 def _dump(value: Any, room: list[int], through: Any) -> Any:
@@ -95,8 +96,8 @@ def _dump_rare(value: Any, room: list[int], through: Any) -> Any:
 
 
 def _dump_exact(value: Any) -> Any:
-    """The document of a decimal or a fraction; None of anything else."""
-    # A program that has one has imported its module.
+    """Encodes a decimal or a fraction; returns None for anything else."""
+    # A program that has such a value has imported its module.
     decimal: Any = getattr(sys.modules.get("decimal"), "Decimal", ())
     fraction: Any = getattr(sys.modules.get("fractions"), "Fraction", ())
     if isinstance(value, decimal):
@@ -107,14 +108,14 @@ def _dump_exact(value: Any) -> Any:
 
 
 def decode(line: str) -> Any:
-    """The document that a program's process wrote, where it is not larger than any that ``dump`` writes.
+    """Parses the document that a program's process wrote, if it is not larger than what ``dump`` may write.
 
     Raises:
         NotPlain: it is larger, or not JSON.
     """
-    if _marks(line) > MAX_MARKS:
+    if _count_marks(line) > MAX_MARKS:
         bare = line.replace("\\\\", "").replace('\\"', "")
-        if bare.count('"') > MAX_MARKS or _marks('""'.join(bare.split('"')[::2])) > MAX_MARKS:
+        if bare.count('"') > MAX_MARKS or _count_marks('""'.join(bare.split('"')[::2])) > MAX_MARKS:
             raise NotPlain(f"more than {MAX_ITEMS} items")
     try:
         return json.loads(line)
@@ -122,20 +123,20 @@ def decode(line: str) -> Any:
         raise NotPlain(f"no JSON: {error}") from error
 
 
-def _marks(text: str) -> int:
+def _count_marks(text: str) -> int:
     return sum(map(text.count, MARKS))
 
 
 def apart(values: Sequence[Any], room: list[int] | None = None) -> Sequence[Any]:
-    """``values``, which can be put into a set in time.
+    """Returns ``values`` if they can be put into a set in reasonable time.
 
     Args:
-        values: What can be hashed.
-        room: How many comparisons are left, which is counted down; None allows ``MAX_COMPARISONS``.
+        values: Hashable values.
+        room: The number of comparisons left, which is decreased; None allows ``MAX_COMPARISONS``.
 
     Raises:
-        NotPlain: many different ones of them have the same hash, or comparing those of one hash takes too long, which is so
-            for no honest program.
+        NotPlain: too many different values have the same hash, or comparing them takes too long; no honest program causes
+            this.
     """
     counts = Counter(map(hash, values))
     if len(counts) == len(values):
@@ -163,27 +164,27 @@ def _is_in(value: Any, known: list[Any], room: list[int]) -> bool:
 
 
 def _cost(value: Any, room: list[int]) -> int:
-    """How many comparisons of numbers and texts it takes at most to compare ``value`` with one of the same hash."""
+    """Returns the largest number of comparisons of numbers and texts needed to compare ``value`` with an equal hash."""
     if not isinstance(value, (tuple, frozenset)):
         return 1
-    room[0] -= len(value)  # what counting takes itself, once for each container around it
+    room[0] -= len(value)  # the cost of this count, which is made once for each enclosing container
     costs = [_cost(item, room) for item in value]
     if isinstance(value, tuple):
         return 1 + sum(costs)
-    # A frozen set within another one is compared again for each member that has its hash, at every depth.
+    # A frozen set inside another one is compared again for each member with its hash, at every depth.
     same = Counter(map(hash, value))
     return 1 + sum(cost * same[hash(item)] for item, cost in zip(value, costs, strict=True))
 
 
 def load(document: Any, room: list[int] | None = None) -> Any:
-    """The value that ``document`` stands for.
+    """Decodes a value.
 
     Args:
-        document: What ``dump`` wrote.
-        room: As of ``apart``, for all sets and dicts of the document together.
+        document: A document of ``dump``.
+        room: See ``apart``; for all sets and dicts of the document together.
 
     Raises:
-        NotPlain: what ``dump`` never writes.
+        NotPlain: the document is not one that ``dump`` writes.
     """
     if type(document) in _ATOMS:
         return document
@@ -206,7 +207,8 @@ def _dict(pairs: list[Any], room: list[int]) -> dict[Any, Any]:
 
 
 def _decimal(text: Any) -> Any:
-    from agentenv.sandbox.jail import exact_numbers  # not in a jail, whose programs would begin later
+    # imported here, because it would delay programs in a jail
+    from agentenv.sandbox.jail import exact_numbers
 
     return exact_numbers.decimal(text)
 

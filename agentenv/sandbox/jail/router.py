@@ -1,8 +1,7 @@
 """The router: the jail's first process, which owns the host's channel and carries messages to supervisors and back.
 
-A frame on a new channel opens a supervisor and is its first order; an empty one closes it. An empty frame to the host says
-that a supervisor is gone. Everything that runs and sessions are told passes through this process's memory, so it never
-forks.
+A frame on a new channel opens a supervisor and is its first order; an empty frame closes it. An empty frame to the host
+means that a supervisor has ended. All orders of runs and sessions pass through this process's memory, so it never forks.
 """
 
 import functools
@@ -21,7 +20,7 @@ END_S = 2.0
 FORK_S = 20.0
 SPARES = 2
 PAUSE_MS = 10
-"""With so long nothing to do, the last of ``SPARES`` supervisors is made ahead: not while a run needs the processors."""
+"""After this idle time, the last of ``SPARES`` supervisors is made in advance, but not while a run needs the processors."""
 
 
 class Supervisor(NamedTuple):
@@ -35,28 +34,28 @@ class Router:
     """Carries messages between the host and the supervisors that the template forks."""
 
     def __init__(self, source: int, sink: int, template: socket.socket, *, isolated: bool) -> None:
-        """Takes over the host's channel and the socket of the fork template."""
+        """Takes ownership of the host's channel and the socket to the fork template."""
         self._source, self._sink, self._template, self._isolated = source, sink, template, isolated
         template.settimeout(FORK_S)
         self._channels: dict[int, Supervisor] = {}
         self._by_fd: dict[int, int] = {}
-        """Channel by the descriptor of a supervisor's link."""
+        """The channel for each descriptor of a supervisor's link."""
         self._dying: dict[int, int] = {}
-        """Channel by the handle of a supervisor that was killed and has processes yet."""
+        """The channel for each handle of a supervisor that was killed and still has processes."""
         self._spares: list[Supervisor] = []
         self._asked = False
         """Whether the template is making a spare supervisor at this moment."""
         self._failed = ""
-        """Why it could not make the last one."""
+        """Why the last spare supervisor could not be made."""
         self._poll = select.poll()
         for fd in (source, template.fileno()):
             self._poll.register(fd, select.POLLIN)
 
     def serve(self) -> NoReturn:
-        """Serves until the host is gone; as the jail's first process it takes everything with it.
+        """Serves until the host has ended; all other processes of the jail then end with this first one.
 
         Raises:
-            Closed: the host or the template is gone.
+            Closed: the host or the template has ended.
         """
         while True:
             events = self._poll.poll(self._timeout())
@@ -71,10 +70,10 @@ class Router:
                 elif fd in self._by_fd:
                     self._from_supervisor(self._by_fd[fd])
                 elif fd in self._dying:
-                    self._bury(fd)
+                    self._report_end(fd)
 
     def _timeout(self) -> int | None:
-        """Milliseconds to wait for something to do before the next run's fork is made ahead; None is for ever."""
+        """Returns the milliseconds to wait before a spare supervisor is made; None waits for ever."""
         if self._asked or len(self._spares) == SPARES:
             return None
         return PAUSE_MS if self._spares or self._failed else 0
@@ -83,9 +82,9 @@ class Router:
         if not body:
             self._end(channel)
             return
-        # An order that was sent before its owner knew; a supervisor of this number must not begin anew.
+        # This order was sent before its owner knew of the end; no new supervisor may start under this number.
         if channel in self._dying.values():
-            return  # it will hear that its supervisor is gone
+            return  # it will be told that its supervisor has ended
         if channel not in self._channels and not self._open(channel):
             self._tell(channel, frames.encode({"unstarted": self._failed}))
             self._end(channel)
@@ -103,7 +102,7 @@ class Router:
             self._end(channel)
 
     def _open(self, channel: int) -> bool:
-        """Gives ``channel`` a supervisor; False where none can be made."""
+        """Assigns a supervisor to ``channel``; False if none can be made."""
         if self._asked:
             self._take_spare()
         session = channel & frames.SESSION
@@ -115,7 +114,7 @@ class Router:
         if supervisor is None:
             return False
         self._channels[channel] = supervisor
-        # By descriptor, because that is what poll names.
+        # By descriptor, because poll returns descriptors.
         self._by_fd[supervisor.link.fileno()] = channel
         self._poll.register(supervisor.link, select.POLLIN)
         return True
@@ -130,7 +129,7 @@ class Router:
         if self._asked:
             self._take_spare()
         elif select.select([self._template], [], [], 0)[0]:
-            raise frames.Closed  # it has ended; or else an order in the same round was quicker to take what it made
+            raise frames.Closed  # the template has ended; otherwise an order in this round already took its supervisor
 
     def _take_spare(self) -> None:
         self._asked = False
@@ -139,7 +138,7 @@ class Router:
             self._spares.append(supervisor)
 
     def _receive(self) -> Supervisor | None:
-        """The supervisor that the template was asked for; None where it could not fork."""
+        """Receives the supervisor that the template was asked for; None if it could not fork."""
         try:
             said, fds, _, _ = socket.recv_fds(self._template, 1, 2)
         except OSError as error:
@@ -155,17 +154,17 @@ class Router:
         return Supervisor(link, fds[1])
 
     def _end(self, channel: int) -> None:
-        """Kills a supervisor, and with it its whole namespace; once nothing of that is left, the host is told."""
+        """Kills a supervisor with its whole namespace; the host is told once all processes have ended."""
         if channel not in self._channels:
             self._tell(channel, b"")
             return
         supervisor = self._channels.pop(channel)
         del self._by_fd[supervisor.link.fileno()]
-        # Before it is closed: its number may be that of the next descriptor.
+        # Unregistered before it is closed, because its number may be reused for the next descriptor.
         self._poll.unregister(supervisor.link)
         supervisor.link.close()
         if not self._isolated:
-            # No namespace dies with it: it ends its processes itself.
+            # There is no namespace that ends with it, so it ends its processes itself.
             select.select([supervisor.handle], [], [], END_S)
         try:
             signal.pidfd_send_signal(supervisor.handle, signal.SIGKILL)
@@ -174,8 +173,8 @@ class Router:
         self._dying[supervisor.handle] = channel
         self._poll.register(supervisor.handle, select.POLLIN)
 
-    def _bury(self, handle: int) -> None:
-        """Tells the host that a supervisor is gone: until then its processes count against the container's."""
+    def _report_end(self, handle: int) -> None:
+        """Tells the host that a supervisor has ended; until then, its processes count towards those of the container."""
         self._poll.unregister(handle)
         os.close(handle)
         self._tell(self._dying.pop(handle), b"")

@@ -1,15 +1,15 @@
-"""The supervisor of one session: interpreters that keep their state, snapshots of them, forks, and their files.
+"""The supervisor of one session: interpreters that keep their state, with snapshots, forks, and files.
 
-Every interpreter is a *node*. A node that has forked is frozen: it waits for the next order to fork and runs nothing any
-more, which makes it a snapshot. A session goes on in the fork. All nodes are children of the session's template, so that no
-program has its snapshots among its children and none learns how another ended. Nodes take turns: the files in the box belong
-to one of them, those of the others stand in the snapshot folder, and between cells every process of the program is stopped.
+Every interpreter is a *node*. A node that has forked is frozen: it only waits for further orders to fork, which makes it a
+snapshot, and the session continues in the fork. All nodes are children of the session's template, so that no program has
+snapshots among its children or learns how another one ended. Nodes take turns: the files in the box belong to one of them,
+those of the others are in the snapshot folder, and between cells all programs are stopped.
 
-Whatever a program does to its interpreter or its files ends at most its own interpreter, which is a result like any other.
-A fault is only what has its cause outside of the box.
+Whatever a program does to its interpreter or files ends at most its own interpreter, which is a normal result. Only an event
+whose cause lies outside of the box is a fault.
 
-A frozen node still runs its program's Python while it forks, and the program may have changed all of that. So it sees no
-later files while it does, and the outcome is checked from here before anything else may run.
+A frozen node still runs its program's Python while it forks, and the program may have changed all of that. So it must not
+see later files meanwhile, and the result is checked from here before anything else may run.
 """
 
 import base64
@@ -35,7 +35,7 @@ FORK_S = 5.0
 
 
 class SessionSupervisor:
-    """Carries out the orders of the host for one session, one after the other."""
+    """Executes the host's orders for one session, one after another."""
 
     def __init__(
         self, link: socket.socket, first: dict[str, Any], setup: dict[str, Any], template: SessionTemplate
@@ -49,18 +49,18 @@ class SessionSupervisor:
             os.makedirs(folder, exist_ok=True)
         self._nodes: dict[int, Node] = {}
         self._began = False
-        """Whether a cell was handed to an interpreter: what ends the template afterwards may be the doing of a program."""
+        """Whether an interpreter has received a cell; a later end of the template may then be caused by a program."""
         self._replaced = first["node"] if first["replaces"] else 0
-        """Interpreters of lower names were in a supervisor whose template was lost."""
+        """Interpreters with lower names belonged to a supervisor whose template was lost."""
         self._died: set[int] = set()
-        """Interpreters that their own program ended while another one ran, or whose files could not be kept."""
+        """Interpreters that their own program ended while another one ran, or whose files could not be saved."""
         self._signal_filter = SignalFilter(self._node_pids, template.pid)
         self._listeners: dict[int, Callable[[int], None]] = {}
         self._unneeded = False
-        """Whether there may be trees in the snapshot folder that nobody needs any more."""
+        """Whether the snapshot folder may contain trees that are not needed any more."""
         self._in_box = -1
         self._held = 0, 0
-        """Bytes and inodes in the box that other interpreters kept when it was last emptied."""
+        """Bytes and inodes in the box that other interpreters still held when it was last emptied."""
         self._work = f"{self._box}/work"
         self._room = self._limits["disk_mb"] * MIB
         self._baseline = resident(os.getpid())
@@ -68,7 +68,7 @@ class SessionSupervisor:
         frames.reply(self._host, first, {})
 
     def serve(self) -> None:
-        """Carries out orders until the host closes the session."""
+        """Executes orders until the host closes the session."""
         try:
             self._serve()
         finally:
@@ -91,15 +91,15 @@ class SessionSupervisor:
                 answer = {"refused_input": str(reason)}
             except Exception as error:
                 answer = {"fault": f"{type(error).__name__}: {error}"}
-            # Answered first: the host need not wait until trees that nobody needs any more are removed.
+            # Answered first, so that the host need not wait for the removal of unneeded trees.
             frames.reply(self._host, order, answer)
             self._sweep()
 
     def _living(self, name: int) -> Node | None:
-        """A node, None where its program ended it.
+        """Returns a node; None if its program has ended it.
 
         Raises:
-            RuntimeError: there never was one of this name, or it ended before it had a program.
+            RuntimeError: there was never a node of this name, or it ended before it had a program.
         """
         if name not in self._nodes and name not in self._died and name >= self._replaced:
             raise RuntimeError(f"interpreter {name} is gone")
@@ -113,9 +113,9 @@ class SessionSupervisor:
         return {node.pid for node in self._nodes.values() if frozen or not node.frozen}
 
     def _open(self, order: dict[str, Any]) -> dict[str, Any]:
-        """A new interpreter in an empty box; where the box cannot be emptied, one that its program has ended."""
-        # That is the doing of a program, so the new interpreter counts as ended and not as a fault.
-        if not self._put_away():
+        """Starts an interpreter in an empty box; if the box cannot be emptied, it counts as ended by its program."""
+        # Only a program can prevent this, so it is not a fault.
+        if not self._empty_box():
             self._died.add(order["node"])
             return {}
         make_box(self._box, order["files"])
@@ -136,22 +136,22 @@ class SessionSupervisor:
         self._nodes[name] = node
 
     def _cell(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Runs a cell in a node; a node that dies of it is gone."""
+        """Runs a cell in a node; a node that dies is removed."""
         name = order["node"]
         node = self._living(name)
-        if node is None or not self._bring_files(name):
+        if node is None or not self._load_files(name):
             return {**answers.NOTHING_RAN, "status": "killed", "alive": False, "lost": self._lost(name)}
         node.changed = self._began = True
         try:
             for path, content in order["files"].items():
                 trees.write(self._work, path, base64.b64decode(content))
-        except trees.PathRefused as reason:  # the box was empty once: its program is in the way
+        except trees.PathRefused as reason:  # the box was empty at first, so its program caused this
             return {**answers.NOTHING_RAN, **answers.unwritten(str(reason)), "lost": self._lost(name)}
         return self._run_cell(node, order)
 
     def _run_cell(self, node: Node, order: dict[str, Any]) -> dict[str, Any]:
         records = {node.out: bounded(self._limits), node.err: bounded(self._limits)}
-        # A process that has just been forked holds about as much as the supervisor, and no program is charged for that.
+        # A process that has just been forked holds about as much as the supervisor; the program is not charged for that.
         watch = Watch(self._limits, records)
         watch.baseline, watch.members = self._baseline, lambda: [node.pid]
         own = [node.pid]
@@ -169,7 +169,7 @@ class SessionSupervisor:
             self._remove(order["node"])
             raise
         wall = time.monotonic() - started
-        # What the program wrote last may still stand in the pipes when it has ended.
+        # The last output of the program may still be in the pipes when it has ended.
         watch.drain_rest()
         self._settle(order["node"], answer is None)
         out, err = records.values()
@@ -188,7 +188,7 @@ class SessionSupervisor:
         }
 
     def _bound_processes(self, node: Node, table: ProcessTable, more: int = 0) -> None:
-        """Lets a node's program have the processes of its limits and ``more``, beside those of the others."""
+        """Allows a node's program the processes of its limits plus ``more``, in addition to those of the others."""
         count = sum(table.threads[pid] for pid in table.beside(node.pid)) + self._limits["processes"] + more
         confine.bound_processes(self._setup["uid"], table.lineage_of(node.pid), count)
 
@@ -199,9 +199,9 @@ class SessionSupervisor:
             send_signal(pid, signal.SIGKILL)
 
     def _settle(self, name: int, dead: bool) -> None:
-        """Between cells nothing runs: stops what the program left behind, kills what left the program."""
+        """Stops the rest of the program between cells, and kills processes that have left it."""
         node = self._nodes[name]
-        # Stopped before anything is killed: a process that still runs could fork another one that escapes.
+        # Stopped before anything is killed, because a running process could fork another one that escapes.
         self._stop_all(node)
         if dead:
             self._end_program(node)
@@ -210,14 +210,14 @@ class SessionSupervisor:
             self._kill_strays()
 
     def _stop_all(self, node: Node) -> None:
-        """Stops the processes of all programs by one call: one after the other, one could fork another that escapes."""
+        """Stops the processes of all programs by one call; one by one, one of them could fork another that escapes."""
         if self._setup["isolated"]:
             os.kill(-1, signal.SIGSTOP)
         else:
             send_signal(node.pid, signal.SIGSTOP)
 
     def _kill_strays(self) -> tuple[set[int], ProcessTable]:
-        """Kills what belongs to no interpreter that runs; the pids, of which some may not be gone at once, among all."""
+        """Kills processes that belong to no running interpreter; returns their pids and the table of all processes."""
         table = self._signal_filter.table()
         orphans = table.orphans(self._node_pids(frozen=False))
         for pid in orphans:
@@ -231,8 +231,8 @@ class SessionSupervisor:
                 pass
 
     def _lost(self, runner: int) -> list[int]:
-        """Nodes that died while another one ran; they are removed."""
-        # All others are stopped while one runs, so what ended them is the running program, or a lack of memory.
+        """Removes and returns nodes that died while another one ran."""
+        # All others are stopped while one runs, so the running program or a lack of memory ended them.
         gone = {
             name: node
             for name, node in self._nodes.items()
@@ -244,21 +244,21 @@ class SessionSupervisor:
         return list(gone)
 
     def _fork(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Freezes a node, unless it is frozen, and lets a child go on from it under a new name.
+        """Freezes a node, unless it is frozen, and continues in a child of it under a new name.
 
-        A session that goes back leaves the node where it was before, which is ended first.
+        A session that is restored leaves its present node, which is ended first.
         """
         for left in set(order["left"]) & set(self._nodes):
-            self._remove(left)  # whatever else its program has started is killed before anything is forked
+            self._remove(left)  # all processes of its program are killed before the fork
         node, name = self._living(order["node"]), order["child"]
         first = node is not None and not node.frozen
-        if node is None or (first and not self._bring_files(order["node"])):
+        if node is None or (first and not self._load_files(order["node"])):
             return {"refused": "the program ended the interpreter"}
         if not first and not self._hide_later_files(order["node"]):
             return {"refused": "the files of its other forks leave no room for those that are in use"}
         dying, table = self._kill_strays() if self._setup["isolated"] else (set(), None)
         if first:
-            if reason := self._unsound(node, table):
+            if reason := self._fork_obstacle(node, table):
                 return {"refused": reason}
             try:
                 node.copied = self._save(order["node"])
@@ -268,7 +268,7 @@ class SessionSupervisor:
         child = self._split(node, dying, table)
         if isinstance(child, str):
             return {"refused": child}
-        # Only now that the child has passed every check: until then the node is the session's own interpreter.
+        # Only after the child has passed every check; until then the node is the session's own interpreter.
         node.frozen, node.files = True, order["node"]
         child.files, child.folder, child.parent = order["node"], node.folder, order["node"]
         child.began = node.began
@@ -278,22 +278,22 @@ class SessionSupervisor:
         return {"sizes": list(self._sizes(order["node"]).items())}
 
     def _hide_later_files(self, name: int) -> bool:
-        """Empties the box, unless what stands there is exactly what the frozen node ``name`` had when it was frozen.
+        """Empties the box, unless it contains exactly the files that the frozen node ``name`` had when it was frozen.
 
-        False where it cannot be emptied.
+        Returns False if it cannot be emptied.
         """
         owner = self._nodes.get(self._in_box)
         same = owner is not None and not owner.changed and owner.files == name
-        return same or self._put_away()
+        return same or self._empty_box()
 
     def _sizes(self, latest: int) -> dict[int, int]:
-        """Bytes of memory and files that each frozen node holds: at most, while all of them fit; else measured.
+        """Returns the bytes of memory and files of each frozen node: an upper bound while all fit, otherwise measured.
 
-        What several hold counts for each by its share. Measuring takes the kernel as long as a fork: what a node holds
-        is settled when its child is frozen in turn, until one that it shared with is gone.
+        Memory shared by several nodes counts by shares. Measuring takes as long as a fork. The size of a node is final when
+        its child is frozen in turn, until a node with which it shares memory ends.
         """
         frozen = {name: node for name, node in self._nodes.items() if node.frozen}
-        # The cheap bound first: measuring what is shared costs as much as a fork.
+        # The cheap upper bound first, because measuring shared memory costs as much as a fork.
         sizes = {name: resident(node.pid) + node.copied for name, node in frozen.items()}
         if sum(sizes.values()) < self._limits["snapshot_mb"] * MIB:
             return sizes
@@ -302,8 +302,8 @@ class SessionSupervisor:
                 node.held = share(node.pid)
         return {name: node.held + node.copied for name, node in frozen.items()}
 
-    def _unsound(self, node: Node, table: ProcessTable | None) -> str:
-        """Why forking this interpreter would lose something, or ''."""
+    def _fork_obstacle(self, node: Node, table: ProcessTable | None) -> str:
+        """Returns why forking this interpreter would lose something; '' if nothing."""
         if (threads := stat_of(node.pid)[1]) != 1:
             return f"the interpreter has {threads} threads"
         if table is None:
@@ -314,22 +314,22 @@ class SessionSupervisor:
         return sharing.lost_in_fork(node.pid) or self._shared(node)
 
     def _shared(self, node: Node) -> str:
-        """What a fork of this interpreter would share with it, or ''."""
+        """Returns what a fork of this interpreter would share with it; '' if nothing."""
         found = sharing.shared_descriptor(node.pid, node.own, self._box)
         return found or self._mappings.shared(node.pid)
 
     def _split(self, node: Node, dying: set[int], table: ProcessTable | None) -> Node | str:
-        """A fork of ``node``; where it does not come, or is not as it should be, the reason.
+        """Forks ``node``; returns the new node, or the reason if there is none or it is not sound.
 
-        ``dying`` are the processes that were killed before, and ``table`` shows all that there are.
+        ``dying`` are the processes that were killed before, and ``table`` has all processes.
         """
         streams, link, other = new_streams(), *answers.link()
-        # The kernel then writes the sender's pid beside its message; a pid that the program told could be a lie.
+        # The kernel then adds the sender's pid to its message; a pid reported by the program could be false.
         link.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         fds = (*streams.theirs, other.fileno())
         own = frozenset(map(sharing.descriptor, fds))
         if table is not None:
-            # One more for the child itself, and taken back with the next cell's own bound.
+            # One more for the child itself, until the next cell sets its own limit.
             self._bound_processes(node, table, more=1)
         self._signal_filter.forking = node.pid
         send_signal(node.pid, signal.SIGCONT)
@@ -342,19 +342,19 @@ class SessionSupervisor:
         other.close()
         pid = self._await_child(link)
         refusal = self._await_parent(node)
-        # Whether or not it has forked: the leave is for this one time.
+        # Whether or not it has forked: the permission is for one fork only.
         self._signal_filter.forking = 0
         self._stop_all(node)
         child = Node(link, pid, streams.out, streams.err, own, 0, "", changed=False)
-        if reason := refusal or self._misborn(node, child, dying):
+        if reason := refusal or self._fork_flaw(node, child, dying):
             child.close()
             if self._setup["isolated"]:
                 self._kill_strays()
             return reason
         return child
 
-    def _misborn(self, node: Node, child: Node, dying: set[int]) -> str:
-        """What is wrong with a fork that has been stopped, and with the process that forked it; or ''."""
+    def _fork_flaw(self, node: Node, child: Node, dying: set[int]) -> str:
+        """Returns what is wrong with a stopped fork, or with the process that forked it; '' if nothing."""
         if not child.pid:
             return "the interpreter could not fork"
         if not self._setup["isolated"]:
@@ -368,15 +368,15 @@ class SessionSupervisor:
         return f"the interpreter did not fork as it should: {reason}" if reason else ""
 
     def _await_parent(self, node: Node) -> str:
-        """Waits until the process that was to fork keeps nothing that its child was to get; why it did not fork, or ''."""
+        """Waits until the forking process has closed what its child was to get; returns why it did not fork, or ''."""
         try:
             said = frames.receive(node.link, 2, time.monotonic() + FORK_S)
         except (frames.Closed, TimeoutError):
-            return ""  # what it keeps will be found
+            return ""  # descriptors that it keeps are found later
         return "the program has a timer" if said == answers.TIMED else ""
 
     def _await_child(self, link: socket.socket) -> int:
-        """The pid of the process that greets on ``link``, 0 where none does; the kernel, not the process, says who it is."""
+        """Returns the pid of the process that greets on ``link``, as reported by the kernel; 0 without one."""
         watch = Watch(self._limits, {})
         watch.listeners = self._listeners
         watch.members = list
@@ -389,29 +389,29 @@ class SessionSupervisor:
         pid: int = struct.unpack("=iII", ancillary[0][2][:12])[0]
         return pid
 
-    def _bring_files(self, name: int) -> bool:
-        """Puts a node's files into the box, after saving those of the node that has them there.
+    def _load_files(self, name: int) -> bool:
+        """Puts a node's files into the box, after saving those of the node whose files are there.
 
-        False where they do not fit any more, by the doing of its program: the node is gone then.
+        Returns False if they do not fit any more because of its program; the node is then removed.
         """
         if self._in_box != name:
-            if not self._put_away():
-                self._lose(name)
+            if not self._empty_box():
+                self._end_node(name)
                 return False
             try:
                 trees.copy(f"{self._snapshot_dir}/{self._nodes[name].files}", self._box, self._room)
             except OSError:
                 trees.clear(self._box)
-                self._lose(name)
+                self._end_node(name)
                 return False
             self._in_box = name
         return True
 
-    def _put_away(self) -> bool:
-        """Empties the box, after saving what a living interpreter has in it; one whose own files cannot be copied is ended.
+    def _empty_box(self) -> bool:
+        """Empties the box after saving a live interpreter's files in it; if its own files cannot be copied, it is ended.
 
-        False where the files of all forks together have filled the snapshot folder: everything stays as it is then, and who
-        asked for the box is the one that cannot have it.
+        Returns False if the files of all forks together fill the snapshot folder. Everything then stays unchanged, and the
+        caller that needs the box cannot have it.
         """
         name = self._in_box
         owner = self._nodes.get(name)
@@ -423,16 +423,16 @@ class SessionSupervisor:
                 trees.remove(f"{self._snapshot_dir}/{name}")
                 if error.errno == errno.ENOSPC:
                     return False
-                self._lose(name)
+                self._end_node(name)
         self._in_box = -1
         trees.clear(self._box)
         self._make_room()
         return True
 
     def _make_room(self) -> None:
-        """Lets the empty box hold a whole disk beside what other interpreters still keep of their own turns in it.
+        """Resizes the empty box to a whole disk plus what other interpreters still hold of their earlier turns.
 
-        A file that somebody has open, or works in, takes its room until it is closed, though it has no name any more.
+        A removed file that a process has open, or a removed folder that it is in, uses space until it is closed.
         """
         if not self._setup["isolated"]:
             return
@@ -443,26 +443,26 @@ class SessionSupervisor:
             self._held = held
 
     def _save(self, name: int) -> int:
-        """Copies what is in the box into the snapshot folder, as a node's files; returns their bytes.
+        """Copies the files in the box into the snapshot folder as those of a node; returns their size in bytes.
 
         Raises:
             OSError: they cannot be copied.
         """
-        self._sweep()  # what an interpreter leaves that has ended is room for the others
+        self._sweep()  # trees of ended interpreters make room for others
         target = f"{self._snapshot_dir}/{name}"
-        # What a node left there before belongs to an earlier turn in the box.
+        # Files that the node left there belong to an earlier turn in the box.
         trees.remove(target)
         return trees.copy(self._box, target, self._room)
 
-    def _lose(self, name: int) -> None:
-        """Ends a node for what its program did."""
+    def _end_node(self, name: int) -> None:
+        """Ends a node because of what its program did."""
         self._end_program(self._nodes[name])
         self._remove(name)
         self._died.add(name)
         self._reap()
 
     def _kill(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Ends nodes; trees that nobody needs any more go with them."""
+        """Ends nodes, and removes trees that are not needed any more."""
         for name in order["nodes"]:
             if name in self._nodes:
                 self._end_program(self._nodes[name])
@@ -479,7 +479,7 @@ class SessionSupervisor:
         self._unneeded = True
 
     def _sweep(self) -> None:
-        """Removes the trees that nobody needs any more: between orders, for nobody waits for that."""
+        """Removes trees that are not needed any more; called between orders, because nobody waits for it."""
         if not self._unneeded:
             return
         self._unneeded = False
@@ -490,7 +490,7 @@ class SessionSupervisor:
 
     def _files(self, order: dict[str, Any]) -> dict[str, Any]:
         """Reads files of a node without running anything."""
-        if self._living(order["node"]) is None or not self._bring_files(order["node"]):
+        if self._living(order["node"]) is None or not self._load_files(order["node"]):
             return {
                 "files": {},
                 "refused": dict.fromkeys(order["collect"], "the program ended the interpreter"),

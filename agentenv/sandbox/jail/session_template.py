@@ -1,7 +1,7 @@
 """The process that the interpreters of a session are forked from.
 
-It is forked before the session's supervisor reads its first order and is told nothing but limits. So an interpreter that is
-started late finds nothing of the session's earlier cells, nor of those of its forks, in the memory that it inherits.
+It is forked before the session's supervisor reads its first order, and receives only limits. So an interpreter that is
+started late inherits no memory of the session's earlier cells or of its forks.
 """
 
 import json
@@ -15,21 +15,21 @@ from agentenv.sandbox.jail.once import BEGINS, become
 from agentenv.sandbox.jail.worker import Interpreter
 
 LINK, READY = 3, 4
-"""Descriptors of an interpreter that is being started, beside its streams."""
+"""Descriptors of a starting interpreter, besides its standard streams."""
 
 
 class SessionTemplate(NamedTuple):
-    """The template and the link on which it is asked for interpreters."""
+    """The template, with the link for requesting interpreters."""
 
     link: socket.socket
     pid: int
 
 
 def start(setup: dict[str, Any]) -> SessionTemplate:
-    """Forks the template and waits until it has given up what it must.
+    """Forks the template and waits until it is confined.
 
     Raises:
-        OSError: it could not.
+        OSError: it could not be forked or confined.
     """
     ours, theirs = socket.socketpair()
     pid = os.fork()
@@ -44,10 +44,10 @@ def start(setup: dict[str, Any]) -> SessionTemplate:
 
 
 def request(template: SessionTemplate, limits: dict[str, Any], fds: list[int]) -> int:
-    """The pid of a new interpreter with ``fds`` as its descriptors.
+    """Forks a new interpreter with ``fds`` as its descriptors; returns its pid.
 
     Raises:
-        Closed: the template is gone.
+        Closed: the template has ended.
         RuntimeError: it could not fork.
     """
     frames.send(template.link, frames.encode(limits), tuple(fds))
@@ -60,7 +60,7 @@ def request(template: SessionTemplate, limits: dict[str, Any], fds: list[int]) -
 def _serve(link: socket.socket, setup: dict[str, Any]) -> NoReturn:
     try:
         os.setsid()
-        # The kernel reaps interpreters: nobody learns how one ended.
+        # The kernel reaps interpreters, so that no process learns how one ended.
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         null = os.open(os.devnull, os.O_RDWR)
         become([null, null, null, link.detach()])
@@ -73,7 +73,7 @@ def _serve(link: socket.socket, setup: dict[str, Any]) -> NoReturn:
             frames.send(link, frames.encode(_fork(json.loads(body), fds, setup, size)))
             for fd in fds:
                 os.close(fd)
-    except BaseException:  # the supervisor finds the link closed
+    except BaseException:  # the supervisor notices that the link is closed
         os._exit(1)
 
 
@@ -92,14 +92,15 @@ def _become_interpreter(limits: dict[str, Any], fds: list[int], setup: dict[str,
         os.setsid()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         if not setup["isolated"]:
-            confine.renounce(setup)  # to end with its parent is nothing that a fork inherits
+            confine.renounce(setup)  # includes the signal at the parent's death, which forks do not inherit
         become(fds)
         link = socket.socket(fileno=LINK)
         listener = confine.forbid_calls(setup, session=True)
         if listener >= 0:
             frames.send(link, b"{}", (listener,))
             os.close(listener)
-        # Only now: a process with a low limit of descriptors cannot send any while other programs of its user send many.
+        # Set last: with a low descriptor limit, no descriptors can be sent while other programs of the user have many in
+        # transit.
         confine.limit(limits, size, isolated=setup["isolated"], session=True)
     except BaseException as error:
         os.write(READY, f"a session cannot be confined: {error!r}".encode())

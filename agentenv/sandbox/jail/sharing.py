@@ -1,4 +1,4 @@
-"""What of a process a fork would share with its parent or lose: it cannot be rewound, or two forks could talk by it."""
+"""Detects parts of a process that a fork would share or lose: they prevent a rewind, or would connect two forks."""
 
 import os
 import re
@@ -9,28 +9,28 @@ from collections.abc import Collection, Sequence
 from agentenv.sandbox.jail.watch import read_small, stat_of
 
 MAPPING = re.compile(rb"^\S+ ...(.) \S+ (\S+) \S+ *(.*)$", re.MULTILINE)
-"""A line of ``/proc/PID/maps``: whether it is shared, the device, and the name of what is mapped."""
+"""Matches a line of ``/proc/PID/maps``: whether the mapping is shared, its device, and the name of the mapped file."""
 DEVICES = {os.makedev(1, minor) for minor in (3, 5, 7, 8, 9)}
-"""null, zero, full, random, urandom: they have no state."""
+"""The devices null, zero, full, random and urandom, which have no state."""
 DELETED = " (deleted)"
 WAITING = re.compile(rb"^S(?:ig|hd)Pnd:\t([0-9a-f]+)$", re.MULTILINE)
-"""The signals that wait for one thread, and for the whole process, in ``/proc/PID/status``."""
+"""Matches the pending signals of one thread, and of the whole process, in ``/proc/PID/status``."""
 OURS = sum(1 << (number - 1) for number in (signal.SIGINT, signal.SIGCONT, signal.SIGSTOP))
-"""Signals that the supervisor sends itself."""
+"""Signals that the supervisor itself sends."""
 
 
 def descriptor(fd: int) -> str:
-    """The name that the kernel gives to what ``fd`` of this process is: the same for every descriptor of it, anywhere."""
+    """Returns the kernel's name for what descriptor ``fd`` of this process refers to; equal for all descriptors of it."""
     return os.readlink(f"/proc/self/fd/{fd}")
 
 
 def shared_descriptor(pid: int, own: Collection[str], box: str) -> str:
-    """The first descriptor of ``pid`` that is no device and none of ``own``, each once, in words; or ''."""
+    """Describes the first descriptor of ``pid`` that is neither a device nor one of ``own`` (each counted once); or ''."""
     left = set(own)
     folder = f"/proc/{pid}/fd"
     try:
         names = sorted(os.listdir(folder), key=int)
-    except OSError as error:  # it hides them, or has died
+    except OSError as error:  # the process hides them, or has ended
         return f"the program's open files cannot be seen: {error.strerror}"
     for fd in names:
         try:
@@ -38,15 +38,15 @@ def shared_descriptor(pid: int, own: Collection[str], box: str) -> str:
         except OSError:
             continue
         if goal in left:
-            # Once each: a second descriptor of the same stream was made by the program.
+            # Each only once, because a second descriptor of the same stream was made by the program.
             left.remove(goal)
         elif not (stat.S_ISCHR(found.st_mode) and found.st_rdev in DEVICES):
-            copied = f"a copy of its {goal}" if goal in own else _named(goal, box)
+            copied = f"a copy of its {goal}" if goal in own else _describe_target(goal, box)
             return f"the program holds {copied} open"
     return ""
 
 
-def _named(goal: str, box: str) -> str:
+def _describe_target(goal: str, box: str) -> str:
     if goal.startswith("/memfd:"):
         return f"the memory file {goal.removeprefix('/memfd:').removesuffix(DELETED)!r}"
     if goal.startswith("/"):
@@ -59,9 +59,9 @@ def _named(goal: str, box: str) -> str:
 
 
 def lost_in_fork(pid: int) -> str:
-    """What of a stopped process a fork of it would not have, in words; or ''.
+    """Describes what a fork of a stopped process would lose; or ''.
 
-    The timers that ``setitimer`` and ``alarm`` set are shown to nobody else; the interpreter itself says whether one is set.
+    Timers set by ``setitimer`` and ``alarm`` are not visible from outside; the interpreter itself reports them.
     """
     try:
         with open(f"/proc/{pid}/status", "rb") as stream:
@@ -70,29 +70,29 @@ def lost_in_fork(pid: int) -> str:
             return "a signal waits for the program"
         return "the program has a timer" if read_small(f"/proc/{pid}/timers") else ""
     except OSError:
-        return ""  # it has ended, which is found next, or this kernel shows no timers
+        return ""  # the process has ended, which is noticed next, or this kernel shows no timers
 
 
 class Mappings:
-    """Judges what processes map. A list of mappings is looked through unless it is the same as the last one that was sound.
+    """Checks the memory mappings of processes. A list is only checked if it differs from the last one that was sound.
 
-    A fork maps what its parent maps, so its list is usually that.
+    A fork has the mappings of its parent, so lists are usually equal.
     """
 
     def __init__(self, first: int, kept: Sequence[str]) -> None:
-        """``first`` is the process that all interpreters are forked from; files below ``kept`` cannot change."""
+        """``first`` is the process from which all interpreters are forked; files below ``kept`` never change."""
         self._safe = tuple(f"{folder}/".encode() for folder in kept)
         self._sound = b""
-        # Where file systems lie upon each other, the kernel does not always tell the path.
+        # With stacked file systems, the kernel does not always report the path, so devices are compared as well.
         self._devices = {
             device for _, device, name in MAPPING.findall(_maps_of(first)) if name.startswith(b"/")
         }
 
     def shared(self, pid: int) -> str:
-        """The first memory of ``pid`` that a fork would not have for itself, in words; or ''.
+        """Describes the first memory of ``pid`` that a fork would share; or ''.
 
-        A mapping of a file that can change shows what is written to it later, even a private one. Those on the devices from
-        which the first process itself was mapped cannot.
+        Even a private mapping of a file shows later writes to the file. Files on the devices from which the first process
+        itself was mapped cannot be written to.
         """
         try:
             maps = _maps_of(pid)
@@ -124,10 +124,10 @@ def _mapped(name: str) -> str:
 
 
 def fork_violation(pid: int, parent: int) -> str:
-    """What is wrong with a fork; or ''.
+    """Describes what is wrong with a fork; or ''.
 
-    It must be a child of ``parent``, lead a session of its own, have one thread and stand in the root folder: two that stand
-    in a folder that has no name any more could tell each other something by its mode and its times.
+    It must be a child of ``parent``, lead its own session, have one thread, and be in the root folder. Two forks in the same
+    removed folder could communicate by its mode and times.
     """
     try:
         fields = read_small(f"/proc/{pid}/stat").rpartition(b")")[2].split()

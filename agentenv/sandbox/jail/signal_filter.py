@@ -1,4 +1,4 @@
-"""Which processes of a session may be sent signals: a program reaches its own, and never a snapshot or another fork."""
+"""Decides which processes of a session may get signals: a program reaches its own, but no snapshot and no other fork."""
 
 import os
 import platform
@@ -10,7 +10,7 @@ from agentenv.sandbox.jail import kernel
 from agentenv.sandbox.jail.kernel import CLONE, CLONE_PARENT
 from agentenv.sandbox.jail.watch import group_of, processes, stat_of
 
-# tgkill and rt_tgsigqueueinfo name the process first and the thread second; tkill names a thread.
+# tgkill and rt_tgsigqueueinfo have the process as first and the thread as second argument; tkill has a thread.
 SIGNAL_CALLS = {
     "x86_64": {62: "kill", 200: "tkill", 234: "tgkill", 129: "rt_sigqueueinfo", 297: "rt_tgsigqueueinfo"},
     "aarch64": {129: "kill", 130: "tkill", 131: "tgkill", 138: "rt_sigqueueinfo", 240: "rt_tgsigqueueinfo"},
@@ -20,14 +20,14 @@ MAX_DEPTH = 200
 
 
 class SignalFilter:
-    """Knows the interpreters of a session and decides every call that sends a signal.
+    """Tracks the interpreters of a session and decides every system call that sends a signal.
 
-    The kernel holds such a call until the supervisor has answered (seccomp's user notification); its arguments are numbers
-    in registers, so nothing can be exchanged between the decision and the call.
+    The kernel holds such a call until the supervisor has answered (seccomp's user notification). Its arguments are numbers
+    in registers, so they cannot be changed between the decision and the call.
     """
 
     def __init__(self, node_pids: Callable[[], set[int]], template: int) -> None:
-        """``node_pids`` gives the interpreters at this moment, ``template`` is the process that they are children of."""
+        """``node_pids`` returns the present interpreters; ``template`` is the process whose children they are."""
         self._node_pids, self._template = node_pids, template
         self.forking = 0
         """The interpreter that may fork a sibling of itself, once."""
@@ -45,7 +45,7 @@ class SignalFilter:
             may = caller == self.forking and arguments[0] == CLONE_PARENT | signal.SIGCHLD
             self.forking = 0
             return may
-        # The kernel reads an int from the low half of the register, and so does this.
+        # Only the lower 32 bits count, because the kernel reads an int from the register.
         target = arguments[0] & 0xFFFFFFFF
         if target >= 1 << 31:
             target -= 1 << 32
@@ -59,15 +59,15 @@ class SignalFilter:
         if target > 0:
             return owner == self.owner(target)
         group = -target or group_of(caller)
-        # A whole group is signalled at once, so that all of it must be the caller's own.
+        # A signal to a group reaches all of it at once, so the whole group must belong to the caller.
         return {self.owner(pid) for pid in processes() if group_of(pid) == group} <= {owner}
 
     def owner(self, pid: int) -> int | None:
-        """The interpreter among whose descendants, itself included, ``pid`` is."""
+        """Returns the interpreter that is ``pid`` or its ancestor."""
         return owner_among(self._node_pids(), pid, lambda each: stat_of(each)[0])
 
     def table(self) -> "ProcessTable":
-        """Every process at this moment, and whose it is."""
+        """Returns every present process with the interpreter it belongs to."""
         stats = {pid: stat_of(pid) for pid in processes()}
         nodes = self._node_pids()
         return ProcessTable(
@@ -81,24 +81,24 @@ class SignalFilter:
 
 
 class ProcessTable(NamedTuple):
-    """The processes of a session as they were at one moment, at which every program stood still."""
+    """The processes of a session at a moment at which every program was stopped."""
 
     threads: dict[int, int]
-    """How many each has."""
+    """The number of threads of each process."""
     owners: dict[int, int | None]
-    """The interpreter among whose descendants, itself included, each is."""
+    """For each process, the interpreter that is itself or its ancestor."""
     template: int
 
     def lineage_of(self, node: int) -> list[int]:
-        """The processes of one interpreter's program, itself included."""
+        """Returns the processes of one interpreter's program, including the interpreter."""
         return [pid for pid, owner in self.owners.items() if owner == node and pid != 1]
 
     def beside(self, node: int) -> set[int]:
-        """All processes but those of one interpreter's program: other forks, snapshots, the template, what is dying."""
+        """Returns all processes except those of one interpreter's program: other forks, snapshots, template, dying ones."""
         return {pid for pid, owner in self.owners.items() if owner != node and pid != 1}
 
     def orphans(self, live: set[int]) -> set[int]:
-        """Processes that belong to no interpreter that runs: they detached themselves, or theirs died or is frozen."""
+        """Returns processes of no running interpreter: they detached themselves, or theirs ended or is frozen."""
         return {
             pid
             for pid, owner in self.owners.items()
@@ -107,7 +107,7 @@ class ProcessTable(NamedTuple):
 
 
 def owner_among(nodes: set[int], pid: int, parent_of: Callable[[int], int]) -> int | None:
-    """The one of ``nodes`` among whose descendants, itself included, ``pid`` is; None where it is in no program."""
+    """Returns the one of ``nodes`` that is ``pid`` or its ancestor; None if there is none."""
     for _ in range(MAX_DEPTH):
         if pid in nodes:
             return pid

@@ -1,6 +1,6 @@
-"""The supervisor of one run or one session: init of its PID namespace, immune to every signal from inside.
+"""The supervisor of one run or session: the init of its PID namespace, which no signal from inside can reach.
 
-It holds the one capability that mounting needs, is not dumpable, and runs none of the program's code.
+It has the one capability that mounting requires, is not dumpable, and runs none of the program's code.
 """
 
 import json
@@ -19,14 +19,15 @@ SNAPSHOT_COPIES = 40
 
 
 def serve(link: socket.socket, setup: dict[str, Any], *, session: bool) -> NoReturn:
-    """Answers the orders on ``link``, which are those of a session or one run.
+    """Answers the orders on ``link``, which are those of a session or a single run.
 
-    Whatever will be a program is forked before the first order is read: it inherits nothing of any.
+    Processes for programs are forked before the first order is read, so that they inherit nothing of any order.
     """
     ready: Waiting | SessionTemplate | OSError
     try:
         if setup["isolated"]:
-            # A network is full of what a run leaves: counters, and the numbers of ports. Sessions have no use for one.
+            # A network keeps traces of a run, such as counters and port numbers, so every run gets a new one. Sessions need
+            # none.
             confine.part(network=not session)
             confine.mount_root(setup["uid"])
         else:
@@ -77,7 +78,7 @@ def _obey(
 
 
 def reset_signals() -> None:
-    """Every signal at its default, so that the init of a namespace cannot be reached by one from inside."""
+    """Resets every signal to its default, so that no signal from inside reaches the init of a namespace."""
     for number in (signal.SIGINT, signal.SIGCHLD, signal.SIGTERM, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)

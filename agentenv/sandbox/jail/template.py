@@ -1,7 +1,7 @@
-"""The fork template: a process that forks every supervisor of a jail and that no message ever passes through.
+"""The fork template: the process that forks every supervisor of a jail, and through which no message ever passes.
 
-What a fork inherits is what its parent's memory holds, freed chunks included. The template learns of a request by one byte
-and answers with descriptors, so no run and no session can find anything of an earlier one in what it inherits.
+A fork inherits everything in its parent's memory, including freed blocks. The template receives a request as one byte and
+answers with descriptors, so no run or session can find anything of an earlier one in the memory that it inherits.
 """
 
 import os
@@ -13,13 +13,13 @@ from agentenv.sandbox.jail import confine, frames, kernel
 from agentenv.sandbox.jail.supervisor import serve
 
 RUN, SESSION = b"r", b"s"
-"""What the router asks for."""
+"""The requests of the router."""
 MADE, FAILED = b".", b"!"
-"""What it is told; with the first come the supervisor's link and its handle, after the second the reason."""
+"""The answers to the router: the first comes with the supervisor's link and handle, the second with the reason."""
 
 
 def serve_requests(control: socket.socket, setup: dict[str, Any]) -> NoReturn:
-    """Forks a supervisor for each byte on ``control``, until the router is gone."""
+    """Forks a supervisor for each byte on ``control``, until the router has ended."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps them; the router watches their handles
     while kind := control.recv(1):
         try:
@@ -35,12 +35,12 @@ def serve_requests(control: socket.socket, setup: dict[str, Any]) -> NoReturn:
 
 
 def _fork_supervisor(setup: dict[str, Any], *, session: bool) -> tuple[socket.socket, int]:
-    """A supervisor in a PID namespace of its own: its link and its handle."""
+    """Forks a supervisor in its own PID namespace; returns its link and its handle."""
     ours, theirs = socket.socketpair()
     own = setup | {"uid": confine.draw_uid(setup)}
     pid = kernel.fork_into(kernel.CLONE_NEWPID) if setup["isolated"] else os.fork()
     if pid == 0:
-        # Nothing of the router's socket stays open in here.
+        # The router's socket must not stay open in the child.
         keep = theirs.detach()
         os.closerange(3, keep)
         os.closerange(keep + 1, 1 << 20)

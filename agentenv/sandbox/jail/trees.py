@@ -1,4 +1,4 @@
-"""Workspaces: writing given files, collecting asked ones, copying whole trees; no link is ever followed."""
+"""Working folders: writes given files, collects requested ones, and copies whole trees, without ever following a link."""
 
 import errno
 import itertools
@@ -9,18 +9,18 @@ from dataclasses import dataclass
 
 
 class PathRefused(Exception):
-    """A name or a file that does not cross the wall."""
+    """A path or a file that may not pass into or out of a jail."""
 
 
 def parts_of(name: str) -> list[str]:
-    """The components of a relative path.
+    """Splits a relative path into its components.
 
     Raises:
-        PathRefused: absolute, empty, too long, or with ``..``, NUL, a newline or half a surrogate pair in it.
+        PathRefused: it is absolute, empty or too long, or contains ``..``, NUL, a newline or a lone surrogate.
     """
     try:
         name.encode()
-    except UnicodeEncodeError:  # no file can have it
+    except UnicodeEncodeError:  # not a valid file name
         raise PathRefused(f"{name[:80]!r} is no relative path") from None
     parts = name.split("/")
     bad = not name or len(name) > 1024 or any(part in ("", ".", "..") or len(part) > 255 for part in parts)
@@ -39,7 +39,7 @@ def _open_folder(root: str, parts: list[str], *, make: bool = False) -> int:
                 except FileExistsError:
                     pass
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-            # One component after the other, because a link at any of them could lead out of the box.
+            # One component at a time, because any of them could be a link that leads out of the box.
             inner = os.open(part, flags, dir_fd=folder)
         finally:
             os.close(folder)
@@ -48,16 +48,16 @@ def _open_folder(root: str, parts: list[str], *, make: bool = False) -> int:
 
 
 def write(root: str, name: str, content: bytes) -> None:
-    """Writes one file below ``root``, making its folders.
+    """Writes one file below ``root``, and creates its folders.
 
     Raises:
-        Refused: the name is bad, or a link or a full disk is in the way.
+        PathRefused: the path is not valid, or a link or a full disk prevents writing.
     """
     *folders, leaf = parts_of(name)
     try:
         folder = _open_folder(root, folders, make=True)
         try:
-            # Not blocking: a program may have put a pipe there, whose opening would wait for a reader for ever.
+            # Non-blocking, because opening a named pipe of the program would wait for a reader for ever.
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
             fd = os.open(leaf, flags, 0o644, dir_fd=folder)
         finally:
@@ -69,16 +69,16 @@ def write(root: str, name: str, content: bytes) -> None:
 
 
 def read(root: str, name: str, limit: int) -> bytes:
-    """One regular file of at most ``limit`` bytes below ``root``.
+    """Reads one regular file of at most ``limit`` bytes below ``root``.
 
     Raises:
-        Refused: the name is bad, or what it names is missing, a link, no regular file, or too large.
+        PathRefused: the path is not valid, or its file is missing, a link, not regular, or too large.
     """
     *folders, leaf = parts_of(name)
     try:
         folder = _open_folder(root, folders)
         try:
-            # Not blocking: a program may have put a pipe there, whose opening would wait for a writer for ever.
+            # Non-blocking, because opening a named pipe of the program would wait for a writer for ever.
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             fd = os.open(leaf, flags, dir_fd=folder)
         finally:
@@ -99,20 +99,20 @@ def read(root: str, name: str, limit: int) -> bytes:
 
 @dataclass
 class _Level:
-    """One folder on the way down a tree that is being copied."""
+    """One folder on the path to the present folder of a copy."""
 
     source: tuple[int, int]
     target: tuple[int, int]
-    """Device and number of both folders: ``..`` must lead back to them."""
+    """Device and inode of both folders; ``..`` must lead back to them."""
     found: os.stat_result
-    """What the source was like before."""
+    """The source's attributes before the copy."""
     name: str
     left: list[str]
-    """Folders in it that are still to be copied."""
+    """Subfolders that remain to be copied."""
 
 
 class _Copy:
-    """Copies one tree; where it stands is a pair of descriptors, so neither its depth nor its paths have a limit."""
+    """Copies one tree. Its position is a pair of descriptors, so depth and path lengths are not limited."""
 
     def __init__(self, room: int) -> None:
         self._room, self._total = room, 0
@@ -120,7 +120,7 @@ class _Copy:
         self._source = self._target = -1
 
     def run(self, source: str, target: str) -> int:
-        """Copies everything; returns the bytes of the files."""
+        """Copies everything; returns the size of the files in bytes."""
         try:
             self._descend(source, target, None)
             while self._way:
@@ -137,7 +137,7 @@ class _Copy:
         return self._total
 
     def _descend(self, source: str, target: str, above: _Level | None) -> None:
-        """Goes into a folder and copies what is in it but for its folders."""
+        """Enters a folder and copies its content except for subfolders."""
         given = (None, None) if above is None else (self._source, self._target)
         found = os.stat(source, dir_fd=given[0], follow_symlinks=False)
         self._replace(_enter(source, given[0], found), _enter(target, given[1]))
@@ -153,7 +153,7 @@ class _Copy:
         self._way.append(_Level(_identity(self._source), _identity(self._target), found, source, left))
 
     def _ascend(self) -> None:
-        """Gives the folder the mode and the times of its source and goes back to the one above."""
+        """Gives the folder the mode and times of its source, and returns to the folder above."""
         level = self._way.pop()
         source, target = self._source, self._target
         if self._way:
@@ -163,7 +163,7 @@ class _Copy:
             up = (-1, -1)
         self._source, self._target = up
         try:
-            # Now that it is filled: with the mode of its source nobody might be allowed to write to it.
+            # Set after it is filled, because the source's mode may not allow writing.
             mode = stat.S_IMODE(level.found.st_mode)
             os.fchmod(source, mode)
             os.fchmod(target, mode)
@@ -178,11 +178,11 @@ class _Copy:
         self._source, self._target = source, target
 
     def _file(self, entry: os.DirEntry[str]) -> None:
-        """Copies data and holes of one file."""
+        """Copies a file with its data and holes."""
         found = entry.stat(follow_symlinks=False)
         mode = stat.S_IMODE(found.st_mode)
         if not mode & stat.S_IRUSR:
-            # For as long as it takes to open it: whatever a program made is copied, also what its owner may not read.
+            # Made readable while it is opened, so that files that their owner may not read are copied too.
             os.chmod(entry.name, mode | stat.S_IRUSR, dir_fd=self._source)
         reading = os.open(entry.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._source)
         try:
@@ -203,9 +203,9 @@ class _Copy:
         at = 0
         while at < end:
             try:
-                # Holes stay holes, or a file of a few bytes could be written out as a whole disk.
+                # Holes are preserved; otherwise a file of a few bytes could fill a whole disk.
                 at = os.lseek(reading, at, os.SEEK_DATA)
-            except OSError:  # only a hole is left
+            except OSError:  # the rest is a hole
                 break
             hole = os.lseek(reading, at, os.SEEK_HOLE)
             self._room -= hole - at
@@ -221,24 +221,24 @@ class _Copy:
 
 
 def copy(source: str, target: str, room: int = 1 << 62) -> int:
-    """Copies folders, regular files and links as they are; returns the bytes of the files.
+    """Copies folders, regular files and links unchanged; returns the size of the files in bytes.
 
-    Whatever a program made is copied: folders of any depth, and those that their owner may not read.
+    All that a program can create is copied: folders of any depth, and folders that their owner may not read.
 
     Args:
-        source: Folder to copy.
-        target: Where to; it may exist and must then hold nothing of the same name.
-        room: Bytes of data at most. A file of many names would otherwise become many files.
+        source: The folder to copy.
+        target: The destination. It may exist, but must not contain an entry of the same name.
+        room: Largest number of bytes of data; each hard link of a file is copied as a separate file.
 
     Raises:
-        OSError: there is no room, or the tree changed meanwhile.
+        OSError: there is not enough space, or the tree changed meanwhile.
     """
     os.makedirs(target, exist_ok=True)
     return _Copy(room).run(source, target)
 
 
 def _enter(name: str, parent: int | None, found: os.stat_result | None = None) -> int:
-    """A descriptor of a folder, made readable and writable for its owner where it is not."""
+    """Opens a folder, and makes it readable and writable for its owner if it is not; returns the descriptor."""
     found = found or os.stat(name, dir_fd=parent, follow_symlinks=False)
     if found.st_mode & stat.S_IRWXU != stat.S_IRWXU and stat.S_ISDIR(found.st_mode):
         os.chmod(name, stat.S_IMODE(found.st_mode) | stat.S_IRWXU, dir_fd=parent)
@@ -251,7 +251,7 @@ def _identity(folder: int) -> tuple[int, int]:
 
 
 def _above(folder: int, wanted: tuple[int, int]) -> int:
-    """The folder around an open one, if it is still the one that was left."""
+    """Returns the parent of an open folder, if it is still the one that was left."""
     above = os.open("..", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
     if _identity(above) != wanted:
         os.close(above)
@@ -260,9 +260,9 @@ def _above(folder: int, wanted: tuple[int, int]) -> int:
 
 
 def clear(root: str) -> None:
-    """Empties a folder.
+    """Removes the content of a folder.
 
-    Folders in folders are first moved to the top under names that nobody can know, so that depth never counts.
+    Nested folders are first moved to the top under unpredictable names, so that depth does not matter.
     """
     top = _enter(root, None)
     secret, numbers = os.urandom(16).hex(), itertools.count()
@@ -281,7 +281,7 @@ def clear(root: str) -> None:
 
 
 def _empty(folder: int, renamed: Callable[[str], str], top: int | None = None) -> list[str]:
-    """Removes what is no folder and moves the folders to ``top``, where that is another; returns their new names."""
+    """Removes everything except folders, and moves these to ``top`` if that is given; returns their new names."""
     with os.scandir(folder) as entries:
         found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
     moved = []
@@ -291,20 +291,20 @@ def _empty(folder: int, renamed: Callable[[str], str], top: int | None = None) -
             continue
         moved.append(renamed(name))
         if top is not None:
-            os.close(_enter(name, folder))  # a folder that its owner may not write cannot be moved
+            os.close(_enter(name, folder))  # a folder without write permission cannot be moved
             os.rename(name, moved[-1], src_dir_fd=folder, dst_dir_fd=top)
     return moved
 
 
 def remove(root: str) -> None:
-    """Removes a folder with all that is in it; one that is gone already is none."""
+    """Removes a folder with its content; does nothing if it does not exist."""
     if os.path.isdir(root):
         clear(root)
         os.rmdir(root)
 
 
 def remove_quietly(root: str) -> None:
-    """``remove``, for the end of what nobody looks at any more."""
+    """Does what ``remove`` does, and ignores errors; for folders that are not used any more."""
     try:
         remove(root)
     except OSError:

@@ -14,34 +14,34 @@ from typing import Any, NamedTuple
 from agentenv.sandbox.jail.output import Bounded, drain
 
 TICK_S, FIRST_LOOK_S = 0.02, 0.01
-"""How often memory is looked at, and when first: most programs have ended by then."""
+"""How often memory is measured, and when first: most programs have ended by then."""
 LOOK_S = 1.0
-"""Processor time of one look: a program of so many regions that it takes longer uses too much."""
+"""Largest processor time of one measurement. A program with so many mappings that it takes longer uses too much."""
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def _sender_bound() -> int:
-    """Bytes that one sender may have in a socket's queue on this machine (``net.core.wmem_default``)."""
-    with socket.socket(socket.AF_UNIX) as fresh:  # a jail does not see the setting itself
+    """Returns the bytes that one sender may have in a socket's queue on this machine (``net.core.wmem_default``)."""
+    with socket.socket(socket.AF_UNIX) as fresh:  # the setting itself is not visible in a jail
         return fresh.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
 
 
 BUFFERS = {"socket": 2 * _sender_bound(), "pipe": 1 << 16}
-"""Bytes that one can hold: twice the kernel's bound of a sender, which no program may change."""
+"""Largest size of the content of one in bytes: twice the kernel's limit of a sender, which no program may change."""
 SOCKETS = re.compile(rb"^sockets: used (\d+)")
-"""How ``/proc/PID/net/sockstat`` says how many sockets a network has."""
+"""Matches the number of sockets of a network in ``/proc/PID/net/sockstat``."""
 REGION = 512
-"""Bytes that the kernel needs for one mapped region: 440 were measured."""
+"""Bytes that the kernel needs for one mapping; 440 were measured."""
 SHARED = re.compile(
     rb"^([0-9a-f]+)-([0-9a-f]+) ...s ([0-9a-f]+) (\S+) (\d+) +(?:/dev/zero|/memfd:|/SYSV|\[)", re.MULTILINE
 )
-"""A line of ``/proc/PID/maps`` for shared memory that is no file of the box: from, to, offset, device and inode."""
+"""Matches shared memory that is not a file of the box in ``/proc/PID/maps``: start, end, offset, device and inode."""
 MIB = 1 << 20
 
 
 def read_small(path: str) -> bytes:
-    """The beginning of a file of ``/proc``, which is all of one that describes a process in a line."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # the way of ``open`` is five times as long
+    """Reads the beginning of a file of ``/proc``, which suffices for files that describe a process on one line."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # ``open`` would take five times as long
     try:
         return os.read(fd, 4096)
     finally:
@@ -49,27 +49,27 @@ def read_small(path: str) -> bytes:
 
 
 def processes() -> list[int]:
-    """Every process of this PID namespace."""
+    """Returns all processes of this PID namespace."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
 def all_but(others: set[int]) -> Callable[[], list[int]]:
-    """What gives all processes but the init of the namespace and ``others``, which stand still or are dying."""
+    """Returns a function that lists all processes except the init and ``others``, which are stopped or dying."""
     others = set(others)
 
     def found() -> list[int]:
         here = processes()
-        others.intersection_update(here)  # the number of one that is gone may be given again
+        others.intersection_update(here)  # the id of an ended process may be reused
         return [pid for pid in here if pid != 1 and pid not in others]
 
     return found
 
 
 def witness(pid: int) -> int:
-    """The thread of a process that the kernel shows its memory and its descriptors by; ``pid`` where nothing is left.
+    """Returns a thread of a process through which its memory and descriptors are visible; ``pid`` if none is left.
 
-    The first thread may end before the others. The process goes on then, with everything that it holds, and its own folder
-    in ``/proc`` says that it holds nothing.
+    The first thread may end before the others. The process then continues with everything it holds, but its own folder in
+    ``/proc`` shows nothing.
     """
     try:
         threads = [int(name) for name in os.listdir(f"/proc/{pid}/task")]
@@ -79,7 +79,7 @@ def witness(pid: int) -> int:
 
 
 def stat_of(pid: int) -> tuple[int, int, str]:
-    """Parent, number of threads and state of a process; parent 0 where it is gone."""
+    """Returns parent, number of threads and state of a process; the parent is 0 if it has ended."""
     try:
         fields = read_small(f"/proc/{pid}/stat").rpartition(b")")[2].split()
     except OSError:
@@ -88,7 +88,7 @@ def stat_of(pid: int) -> tuple[int, int, str]:
 
 
 def group_of(pid: int) -> int:
-    """The process group of a process; 0 where it is gone."""
+    """Returns the process group of a process; 0 if it has ended."""
     try:
         return os.getpgid(pid)
     except ProcessLookupError:
@@ -96,7 +96,7 @@ def group_of(pid: int) -> int:
 
 
 def resident(pid: int) -> int:
-    """Resident bytes, those shared with others included."""
+    """Returns the resident memory in bytes, including shared pages."""
     try:
         return int(read_small(f"/proc/{pid}/statm").split()[1]) * PAGE
     except (OSError, IndexError):
@@ -104,18 +104,18 @@ def resident(pid: int) -> int:
 
 
 class Holding(NamedTuple):
-    """Bytes of one process's memory, without shared memory."""
+    """The memory of one process in bytes, without shared mappings."""
 
     by_share: int
-    """What others have too counts by its share."""
+    """Pages that other processes have too count by share."""
     in_full: int
-    """The same sum, but memory that the process has inherited counts in full, even where others have it too."""
+    """The same sum, but inherited pages count in full even if other processes have them too."""
     alone: int
-    """What nobody else has."""
+    """Pages that no other process has."""
 
 
 def share(pid: int) -> int:
-    """Bytes of memory for which a process answers: what is shared counts by its share."""
+    """Returns the memory in bytes that is attributed to a process; shared pages count by share."""
     try:
         return _rollup(pid)[b"Pss:"]
     except (OSError, ValueError, LookupError):
@@ -128,7 +128,7 @@ def _rollup(pid: int) -> dict[bytes, int]:
 
 
 def holding(pid: int) -> Holding:
-    """What a process holds beside shared memory; nothing where it is gone."""
+    """Returns what a process holds besides shared mappings; zeros if it has ended."""
     try:
         found = _rollup(pid)
         by_share = found[b"Pss:"] - found[b"Pss_Shmem:"]
@@ -143,11 +143,11 @@ def holding(pid: int) -> Holding:
 
 
 def held_together(held: list[Holding]) -> int:
-    """Bytes that the processes of one program hold together.
+    """Returns the memory in bytes that the processes of one program hold together.
 
-    Shares alone would not do: of memory that a snapshot or a sibling of a fork has too, they are a part, and the fork could
-    hold that much more. So there are two lower bounds, of which the greater counts: the shares of all, and what one of them
-    holds in full with what each of the others has alone.
+    Shares alone would not suffice: pages that a snapshot or a sibling also has count only in part, so a fork could hold that
+    much more. So the larger of two lower bounds is used: the sum of the shares, and what one process holds in full plus what
+    each of the others holds alone.
     """
     others = sum(one.alone for one in held)
     in_full = max((one.in_full - one.alone for one in held), default=0) + others
@@ -155,7 +155,7 @@ def held_together(held: list[Holding]) -> int:
 
 
 def sizes(pid: int) -> tuple[int, int]:
-    """Bytes of address space and resident bytes of a process."""
+    """Returns the address space and the resident memory of a process in bytes."""
     try:
         size, here, *_ = read_small(f"/proc/{pid}/statm").split()
     except (OSError, ValueError):
@@ -164,11 +164,11 @@ def sizes(pid: int) -> tuple[int, int]:
 
 
 def outside_of_pages(pids: Iterable[int]) -> int:
-    """Bytes that mappings of ``pids`` take beside the pages that a process has resident.
+    """Returns the bytes that mappings of ``pids`` use besides resident pages.
 
-    Shared memory counts as far as any of them maps it, resident or not: a page that every process has let go of with
-    ``MADV_DONTNEED`` is in none of them, and in the machine's memory. Every region counts with what the kernel needs to
-    describe it, even one that holds no page. Of a process that hides its mappings all of its address space counts.
+    Shared memory counts if any of them maps it, resident or not: a page that every process has released with
+    ``MADV_DONTNEED`` is resident in none, but still in memory. Every mapping counts with the kernel's own cost, even without
+    a page. If a process hides its mappings, its whole address space counts.
     """
     ends: dict[tuple[bytes, bytes], int] = {}
     regions = hidden = 0
@@ -190,7 +190,7 @@ def outside_of_pages(pids: Iterable[int]) -> int:
 
 
 def network_sockets() -> int:
-    """Sockets in the network of this process, with those of no descriptor: not accepted, or sent and not received."""
+    """Returns the number of sockets in this process's network, including those without a descriptor (not yet accepted)."""
     try:
         found = SOCKETS.search(read_small("/proc/self/net/sockstat"))
     except OSError:
@@ -199,31 +199,31 @@ def network_sockets() -> int:
 
 
 def buffers(pids: Iterable[int], most: int, *, own_network: bool = False) -> int:
-    """Bytes that the sockets and pipes of ``pids`` can hold at most, each once however many have it.
+    """Returns the largest number of bytes in the sockets and pipes of ``pids``, each counted once.
 
-    A process that hides its descriptors counts as if all of its ``most`` were sockets. With ``own_network`` every socket of
-    this process's network belongs to them, whoever has a descriptor of it.
+    A process that hides its descriptors counts as if all of its ``most`` were sockets. With ``own_network``, every socket of
+    this process's network belongs to them, regardless of descriptors.
     """
     found: set[str] = set()
     hidden = 0
     for pid in pids:
         try:
             names = os.listdir(f"/proc/{pid}/fd")
-        except PermissionError:  # it hides them; or it has just ended, and then it has no memory any more
+        except PermissionError:  # it hides them, or has just ended and has no memory any more
             hidden += most if sizes(pid)[0] else 0
             continue
         except OSError:
             continue
         for name in names:
             with contextlib.suppress(OSError):
-                found.add(_goal(f"/proc/{pid}/fd/{name}"))
+                found.add(_link_target(f"/proc/{pid}/fd/{name}"))
     kinds = Counter(goal.partition(":")[0] for goal in found)
     kinds["socket"] = hidden + max(kinds["socket"], network_sockets() if own_network else 0)
     return sum(count * BUFFERS.get(kind, 0) for kind, count in kinds.items())
 
 
-def _goal(descriptor: str) -> str:
-    """What a descriptor leads to; a pipe that has a name is shown as one that has none."""
+def _link_target(descriptor: str) -> str:
+    """Returns what a descriptor refers to; a named pipe is shown like one without a name."""
     goal = os.readlink(descriptor)
     if goal.startswith("/") and stat.S_ISFIFO((found := os.stat(descriptor)).st_mode):
         return f"pipe:{found.st_dev}:{found.st_ino}"
@@ -231,10 +231,10 @@ def _goal(descriptor: str) -> str:
 
 
 def unseen(pid: int) -> int:
-    """Bytes that mappings of a process can take at most beside the pages that it has resident; see ``outside_of_pages``.
+    """Returns an upper bound of the bytes of a process's mappings besides resident pages; see ``outside_of_pages``.
 
-    What it has mapped for itself alone and may write to is no shared memory. Whatever else it has mapped could be, also
-    where it has given up what every process begins with; and each region has a page at least.
+    Its private writable mappings are no shared memory. All others could be, even if it has unmapped what every process
+    starts with; and each mapping has at least one page.
     """
     try:
         size, *_, private, _ = map(int, read_small(f"/proc/{pid}/statm").split())
@@ -251,14 +251,14 @@ def used_by(
     own_network: bool = False,
     each: Callable[[list[int]], Iterable[int]] = iter,
 ) -> int:
-    """Bytes that ``pids`` use together; an upper bound as long as that is below ``enough``.
+    """Returns the bytes that ``pids`` use together; if the result is below ``enough``, it may be an upper bound.
 
     Args:
         pids: The processes.
-        enough: From here on it must be exact.
-        files: Descriptors that each may have.
-        own_network: Whether nobody else has sockets in the network of this process.
-        each: Goes through processes and may raise where that lasts too long.
+        enough: From this number on the result is exact.
+        files: The number of descriptors that each process may have.
+        own_network: Whether only these processes have sockets in the network of this process.
+        each: Iterates over processes, and may raise an error if that takes too long.
     """
     found = [sizes(pid) for pid in pids]
     if any(not taken for taken, _ in found):
@@ -275,11 +275,11 @@ def used_by(
 
 
 class LookEnded(Exception):
-    """A look at the memory of a program lasted too long; its argument is how the run ends."""
+    """A measurement of a program's memory took too long; its argument is how the run ends."""
 
 
 def in_time(deadline: float) -> Callable[[list[int]], Iterator[int]]:
-    """Goes through processes until ``deadline``, or until this process has computed for ``LOOK_S``."""
+    """Iterates over processes until ``deadline``, or until this process has used ``LOOK_S`` of processor time."""
     end = time.thread_time() + LOOK_S
 
     def each(pids: list[int]) -> Iterator[int]:
@@ -294,10 +294,10 @@ def in_time(deadline: float) -> Callable[[list[int]], Iterator[int]]:
 
 
 class Watch:
-    """The streams of one process and the limits that it is held to."""
+    """The streams of one process, and its limits."""
 
     def __init__(self, limits: dict[str, Any], streams: dict[int, Bounded]) -> None:
-        """``streams`` maps descriptors (not blocking) to the records that they fill."""
+        """``streams`` maps non-blocking descriptors to their records."""
         self.streams = streams
         self.peak = 0
         self._memory: int = limits["memory_mb"] * MIB
@@ -308,27 +308,27 @@ class Watch:
         self.listeners: dict[int, Callable[[int], None]] = {}
 
     def until(self, fd: int, deadline: float) -> str:
-        """Waits until ``fd`` can be read: ``ready``, or the name of the limit that was reached before."""
+        """Waits until ``fd`` is readable; returns ``ready``, or the name of the limit that was reached before."""
         poll = select.poll()
         poll.register(fd, select.POLLIN)
         for stream in (*self.streams, *self.listeners):
             poll.register(stream, select.POLLIN)
-        # Looks at memory go on beside output and answers: a program that writes all the time is looked at as often as
-        # any other.
+        # Memory is also measured while output and answers arrive, so that a program that writes all the time is measured as
+        # often as any other.
         look = time.monotonic() + FIRST_LOOK_S
         while True:
             now = time.monotonic()
             if now >= deadline:
                 return "timeout"
             if now >= look:
-                if verdict := self._look(deadline):
+                if verdict := self._exceeded_limit(deadline):
                     return verdict
                 look = now + TICK_S
             events = dict(poll.poll(max(1.0, (min(look, deadline) - now) * 1000)))
             for listener in [listener for listener in self.listeners if listener in events]:
                 if events[listener] & select.POLLIN:
                     self.listeners[listener](listener)
-                else:  # nobody lives under this filter any more
+                else:  # no process is left under this filter
                     poll.unregister(listener)
                     del self.listeners[listener]
                     os.close(listener)
@@ -337,12 +337,12 @@ class Watch:
                     poll.unregister(stream)
             if any(record.offends for record in self.streams.values()):
                 return "output_limit"
-            # Last, so that what was written before the end has been read, and an output that offends is seen.
+            # Checked last, so that all output before the end is read, and excessive output is noticed.
             if fd in events:
                 return "ready"
 
-    def _look(self, deadline: float) -> str:
-        """The limit that memory has reached, or that looking at it has; or ''."""
+    def _exceeded_limit(self, deadline: float) -> str:
+        """Returns the limit that memory, or measuring it, has reached; or ''."""
         pids = self.members()
         budget = self._memory + self.baseline
         each = in_time(deadline)
@@ -354,6 +354,6 @@ class Watch:
         return "oom" if used > budget else ""
 
     def drain_rest(self) -> None:
-        """Takes what is left in the streams."""
+        """Reads the remaining data of the streams."""
         for fd, record in self.streams.items():
             drain(fd, record)

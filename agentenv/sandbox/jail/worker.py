@@ -1,6 +1,6 @@
-"""The process that runs untrusted code: once, or cell after cell.
+"""The process that runs untrusted code: once, or one cell after another.
 
-Everything that it says is taken for the program's own word.
+Everything that it reports may come from the program itself.
 """
 
 import ast
@@ -33,12 +33,12 @@ _ours: list[str] = []
 
 
 def name_own_modules() -> None:
-    """Finds which modules are ours, before anything is forked: a fork that went through all names would touch them all."""
+    """Lists the modules of this package before anything is forked; listing them in a fork would touch all names."""
     _ours[:] = [name for name in sys.modules if name.partition(".")[0] == "agentenv"]
 
 
 def prepare(folder: str, arguments: list[str]) -> types.ModuleType:
-    """Fresh streams, a fresh ``__main__`` and no trace of ours among the modules, for a program of ``folder``."""
+    """Makes new streams and a new ``__main__`` for a program in ``folder``, and hides the modules of this package."""
     sys.stdin = open(0, encoding="utf-8", closefd=False)
     sys.stdout = open(1, "w", encoding="utf-8", closefd=False)
     sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
@@ -49,7 +49,7 @@ def prepare(folder: str, arguments: list[str]) -> types.ModuleType:
         del sys.modules[name]
     del sys.meta_path[0]
     if numpy_random := sys.modules.get("numpy.random"):
-        numpy_random.seed()  # Python's own generator is seeded anew by the fork, numpy's is not
+        numpy_random.seed()  # a fork reseeds Python's own generator, but not numpy's
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = main
@@ -57,12 +57,12 @@ def prepare(folder: str, arguments: list[str]) -> types.ModuleType:
 
 
 def remember(name: str, code: str) -> None:
-    """Lets tracebacks show the lines of ``code``."""
+    """Makes the lines of ``code`` available to tracebacks."""
     linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
 
 
 def own_frames(error: BaseException, names: tuple[str, ...]) -> types.TracebackType | None:
-    """The traceback from the first frame of the program on."""
+    """Returns the traceback from the program's first frame on."""
     at = error.__traceback__
     while at is not None and at.tb_frame.f_code.co_filename not in names:
         at = at.tb_next
@@ -70,7 +70,7 @@ def own_frames(error: BaseException, names: tuple[str, ...]) -> types.TracebackT
 
 
 def report(error: BaseException, names: tuple[str, ...], *, variables: bool) -> dict[str, Any]:
-    """Prints the traceback; returns class, message and line, and what stood in the variables if asked."""
+    """Prints the traceback; returns class, message and line of the error, and the variables if requested."""
     start = own_frames(error, names)
     traceback.print_exception(type(error), error, start)
     found: dict[str, Any] = {"type": type(error).__name__, "message": str(error)[:2000], "line": 0}
@@ -90,7 +90,7 @@ def report(error: BaseException, names: tuple[str, ...], *, variables: bool) -> 
 
 
 def _variables(frame: types.FrameType, line: int) -> str:
-    """``name = value`` for every variable that occurs on ``line``, each cut short."""
+    """Returns ``name = value`` for every variable on ``line``, each shortened."""
     text = linecache.getline(frame.f_code.co_filename, line)
     try:
         words = {
@@ -107,10 +107,10 @@ def _variables(frame: types.FrameType, line: int) -> str:
 
 
 def run_program(request: dict[str, Any], main: types.ModuleType) -> NoReturn:
-    """Runs a whole program in ``main``, then the asked calls, and leaves as an interpreter would.
+    """Runs a whole program in ``main``, then the requested calls, and exits as an interpreter would.
 
-    A program whose functions are called is imported: what it does only where it is started itself may read an input that
-    nobody gives, or exit.
+    A program whose functions are called is imported: the part that runs only for a main program may read missing input, or
+    exit.
     """
     code, status = request["code"], 0
     remember("main.py", code)
@@ -122,7 +122,7 @@ def run_program(request: dict[str, Any], main: types.ModuleType) -> NoReturn:
         variables = bool(request.get("variables"))
         for name, arguments in request.get("calls") or ():
             document = answer_call(main.__dict__, name, arguments, variables=variables)
-            variables = variables and "e" not in document  # the first error is shown and no other
+            variables = variables and "e" not in document  # only the first error is shown
             frames.write_all(3, frames.encode(document) + b"\n")
     except SystemExit as stop:
         status = _exit_code(stop.code)
@@ -132,8 +132,8 @@ def run_program(request: dict[str, Any], main: types.ModuleType) -> NoReturn:
         status = 1
         _report_safely(error, ("main.py",), bool(request.get("variables")))
     try:
-        # As an interpreter leaves: non-daemon threads first, then what was registered for the end, and the streams
-        # last, because both may still write.
+        # In the order of an interpreter's exit: first non-daemon threads, then exit handlers, and the streams last, because
+        # both may still write.
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
     except BaseException:
@@ -147,7 +147,7 @@ def run_program(request: dict[str, Any], main: types.ModuleType) -> NoReturn:
 
 
 def _report_safely(error: BaseException, names: tuple[str, ...], variables: bool) -> dict[str, Any]:
-    """``report``, for programs that broke what it needs."""
+    """Does what ``report`` does, even if the program broke something that it needs."""
     try:
         return report(error, names, variables=variables)
     except BaseException:
@@ -166,9 +166,9 @@ def _exit_code(code: object) -> int:
 def answer_call(
     scope: dict[str, Any], name: str, arguments: Any, *, variables: bool = False
 ) -> dict[str, Any]:
-    """Calls a function of the program: ``{"v": value}``, or ``{"e": error}``, on stderr too with ``variables``.
+    """Calls a function of the program; returns ``{"v": value}`` or ``{"e": error}``, also on stderr with ``variables``.
 
-    Of a value that is not plain ``"truth"`` says whether it counts as true.
+    If the value is not plain, ``"truth"`` contains its truth value.
     """
     try:
         value = _find(scope, name)(*plain.load(arguments))
@@ -185,7 +185,7 @@ def answer_call(
 
 
 def _find(scope: dict[str, Any], name: str) -> Callable[..., Any]:
-    """The function ``f``, or the method ``m`` of a new object for ``C.m``."""
+    """Returns the function ``f``, or for ``C.m`` the method ``m`` of a new object."""
     first, _, method = name.partition(".")
     found = scope[first]
     chosen: Callable[..., Any] = getattr(found(), method) if method else found
@@ -193,7 +193,7 @@ def _find(scope: dict[str, Any], name: str) -> Callable[..., Any]:
 
 
 class Interpreter:
-    """A session's process: waits for a cell or for the order to fork, on a link to the supervisor."""
+    """A session's process, which waits on a link to the supervisor for a cell or an order to fork."""
 
     def __init__(self, link: socket.socket, folder: str) -> None:
         self._link = link
@@ -204,7 +204,7 @@ class Interpreter:
         self._folder = folder
 
     def serve(self) -> NoReturn:
-        """Runs cells until the supervisor is gone."""
+        """Runs cells until the supervisor has ended."""
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         while True:
             try:
@@ -220,15 +220,15 @@ class Interpreter:
                 os._exit(0)
 
     def _fork(self, fds: list[int]) -> None:
-        """The child goes on, on a link and streams of its own; this process stays as it is for good.
+        """Forks; the child continues with its own link and streams, and this process never runs a cell again.
 
-        It is no child of this process, which cannot learn how it ended. The supervisor checks the outcome: the program may
-        have changed everything that is used here.
+        The child is not a child of this process, which cannot learn how it ended. The supervisor checks the result, because
+        the program may have changed everything that is used here.
         """
         timed = any(signal.getitimer(kind)[0] for kind in _TIMERS)
         try:
             pid = -1 if timed else kernel.fork_into(kernel.CLONE_PARENT)
-        except OSError:  # nobody will greet the supervisor, which refuses the snapshot
+        except OSError:  # no child greets the supervisor, so it refuses the snapshot
             pid = -1
         if pid:
             for fd in fds:
@@ -236,7 +236,7 @@ class Interpreter:
             frames.send(self._link, answers.TIMED if timed else b"{}")
             return
         os.setsid()
-        os.chdir("/")  # or else it would have the folder of the other one in common with it
+        os.chdir("/")  # otherwise both would share the same folder
         self._link.close()
         *streams, link = fds
         for goal, fd in enumerate(streams):
@@ -273,11 +273,12 @@ class Interpreter:
         return answer
 
     def _run(self, name: str, code: str) -> str | None:
-        """Executes a cell; the text of its last expression, where it ends in one that is not None."""
+        """Executes a cell; returns the text of its last expression if that is not None."""
         body, last = split_cell(code, name)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # forgets one that came too late for the cell before
+        # discards a signal that came too late for the previous cell
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        # Only around the program: a SIGINT of the supervisor must end the cell and not the loop that answers it.
+        # Only around the program, because a SIGINT of the supervisor must end the cell and not the loop that answers it.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         text = None
         exec(body, self._scope)
@@ -293,7 +294,7 @@ class Interpreter:
 
 
 def split_cell(code: str, name: str) -> tuple[types.CodeType, types.CodeType | None]:
-    """The statements of a cell, and its last expression where it ends in one."""
+    """Returns the statements of a cell, and its last expression if it ends in one."""
     tree = ast.parse(code, name)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     body = compile(tree, name, "exec")
@@ -308,19 +309,19 @@ def _present_folder(fallback: str) -> str:
 
 
 def digest(scope: dict[str, Any]) -> str:
-    """A fingerprint of the names in ``scope``, their types and, where they are plain, their values."""
+    """Returns a digest of the names in ``scope``, their types and, if they are plain, their values."""
     room = [DIGEST_ITEMS]
     lines = []
     for name in sorted(key for key in scope if isinstance(key, str) and not key.startswith("__")):
         try:
-            lines.append(f"{name}:{_print_of(scope[name], room)}")
+            lines.append(f"{name}:{_described(scope[name], room)}")
         except Exception:
             lines.append(f"{name}:?")
     return hashlib.sha256("\n".join(lines).encode("utf-8", "backslashreplace")).hexdigest()[:16]
 
 
-def _print_of(value: Any, room: list[int]) -> str:
-    """Type and value of a builtin value, the type alone of any other; stops where ``room`` is used up."""
+def _described(value: Any, room: list[int]) -> str:
+    """Returns type and value of a builtin value, only the type of others; stops when ``room`` is used up."""
     kind = type(value)
     room[0] -= 1
     if room[0] < 0:
@@ -334,10 +335,10 @@ def _print_of(value: Any, room: list[int]) -> str:
             else f"{kind.__name__} {len(value)} {value[:4096]!r}"
         )
     if kind in (list, tuple):
-        return f"{kind.__name__} {[_print_of(item, room) for item in value[: max(room[0], 0)]]}"
+        return f"{kind.__name__} {[_described(item, room) for item in value[: max(room[0], 0)]]}"
     if kind in (set, frozenset):
-        return f"{kind.__name__} {sorted(_print_of(item, room) for item in value)}"
+        return f"{kind.__name__} {sorted(_described(item, room) for item in value)}"
     if kind is dict:
-        pairs = [(_print_of(key, room), _print_of(item, room)) for key, item in value.items()]
+        pairs = [(_described(key, room), _described(item, room)) for key, item in value.items()]
         return f"dict {pairs}"
     return f"{kind.__module__}.{kind.__qualname__}"

@@ -1,6 +1,6 @@
-"""How a jail's first process becomes a fork server: warm, split into a router and a fork template.
+"""Turns a jail's first process into a fork server: it loads modules, then splits into router and fork template.
 
-The host talks to the router in frames on the descriptors 0 and 1, which nothing that is forked ever sees.
+The host communicates with the router in frames on the descriptors 0 and 1, which no forked process ever sees.
 """
 
 import base64
@@ -19,7 +19,7 @@ from agentenv.sandbox.jail.template import serve_requests
 
 
 def boot(setup: dict[str, Any]) -> NoReturn:
-    """Takes over the process that the jail was started with."""
+    """Takes over the process with which the jail was started."""
     source, sink = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1):
@@ -34,18 +34,18 @@ def boot(setup: dict[str, Any]) -> NoReturn:
         setup["filters"] = {name: base64.b64decode(text) for name, text in setup["filters"].items()}
     sys.path.extend(folder for folder in setup["path"] if os.path.isdir(folder))
     for name in setup["imports"]:
-        if name != "numpy" or importlib.util.find_spec(name):  # asked for by default, and not everywhere
+        # numpy is requested by default, but not always installed
+        if name != "numpy" or importlib.util.find_spec(name):
             importlib.import_module(name)
-    # The kernel lets nobody send a descriptor while their user has more on their way than they may have open.
+    # The kernel refuses to send descriptors while their user has more in transit than they may have open.
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     worker.name_own_modules()
-    # Collected, then frozen: a collection in a fork would write to every object and so copy the memory that it
-    # shares.
+    # Collected, then frozen: a garbage collection in a fork would write to every object and so copy the shared memory.
     gc.collect()
     gc.freeze()
     control, other = socket.socketpair()
-    # Split before the first message: the template, from which everything is forked, must never hold any.
+    # Split before the first message, because the template, from which everything is forked, must never contain any.
     if os.fork() == 0:
         for end in (source, sink):
             os.close(end)

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 
 from agentenv.core.images import keep_image
-from agentenv.core.io.claims import claim, require_place
+from agentenv.core.io.claims import claim, require_claimed_folder
 from agentenv.core.io.digests import file_digests
 from agentenv.core.io.files import (
     append_lines,
@@ -154,7 +154,7 @@ class RunFolder:
     def discard_unless_begun(self) -> None:
         """Removes the files of a run that failed before its first evaluation was written; the caller holds the claim."""
         with suppress(FileNotFoundError):  # somebody has removed the folder
-            require_place(self.path)
+            require_claimed_folder(self.path)
             if self.begun:
                 return
             for name in (CONFIG, IDENTITY, *([] if self._foreign_log else [LOG])):
@@ -221,7 +221,7 @@ class RunFolder:
         questions: Iterable[Mapping[str, Any]] = (),
     ) -> None:
         """Appends a line to ``metrics.jsonl`` and to ``timings.jsonl``, and one for each question to ``questions.jsonl``."""
-        require_place(self.path)
+        require_claimed_folder(self.path)
         step = {"step": metrics["step"]}
         self.logs.append("metrics", metrics)
         self.logs.append("timings", step | dict(seconds))
@@ -237,7 +237,7 @@ class RunFolder:
 
         Where there are several environments, each record names its own.
         """
-        require_place(self.path)
+        require_claimed_folder(self.path)
         folder = self.path / "trajectories"
         folder.mkdir(exist_ok=True)
         for image in (image for t in trajectories for row in t.row_images for image in row):
@@ -260,7 +260,7 @@ class RunFolder:
         Raises:
             Diverged: the weights, or the logits that they give, are not finite; nothing is written or dropped.
         """
-        require_place(self.path)
+        require_claimed_folder(self.path)
         refuse_diverged(policy.model, f"the weights after step {step}")
         folder = self.path / "checkpoints"
         state = {"step": step, "version": policy.version, "optimizer": on_host(learner.optimizer_state())}
@@ -297,7 +297,7 @@ class RunFolder:
         self._keep("league", step, policy)
 
     def _keep(self, folder: str, step: int, policy: TrainedPolicy, card: EpisodeCard | None = None) -> None:
-        require_place(self.path)
+        require_claimed_folder(self.path)
         refuse_diverged(policy.model, f"the weights after step {step}")
         with new_folder(self.path / folder / f"step-{step:06d}", replace=True) as part:
             write_weights(policy.model, part)

@@ -3,7 +3,7 @@
 import hashlib
 from dataclasses import dataclass, field
 
-from agentenv.core.acting import check_way_back
+from agentenv.core.acting import require_rewindable
 from agentenv.core.rollout import (
     EpisodeSpec,
     EpisodeState,
@@ -33,7 +33,7 @@ class Rewinder:
     _snapshots: list[Snapshot | None] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        check_way_back(self.start.env)
+        require_rewindable(self.start.env)
 
     async def mark(self, state: EpisodeState) -> None:
         """Keeps the state in which the next turn of ``state`` begins; a failure ends the episode.

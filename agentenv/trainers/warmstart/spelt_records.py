@@ -20,7 +20,7 @@ from agentenv.evaluation.recorded_conversations import (
     native_turn,
     observation_after,
     recorded_opening,
-    why_not,
+    why_not_restorable,
 )
 from agentenv.evaluation.records import EpisodeRecord
 from agentenv.evaluation.task_env import EnvConfig, TaskEnv, open_tasks
@@ -91,7 +91,7 @@ class RecordedEpisode(Env[_Played]):
         """The recorded text where ``turn`` does as it does, and otherwise the text of ``turn``."""
         place = self.state.turns
         meant = self.actions[place]
-        same = isinstance(meant, AssistantTurn) and turn.closed and turn.does_as(meant)
+        same = isinstance(meant, AssistantTurn) and turn.closed and turn.same_content_and_calls(meant)
         return self.record["turns"][place]["action"] if same else action_text(turn)
 
     def turn_stop(self, stop: tuple[str, ...]) -> tuple[str, ...]:
@@ -131,7 +131,7 @@ class Speller:
             record: The episode.
             family: The form in which its turns stand: that of a model family, ``ENDPOINT``, or empty for text alone.
         """
-        if why := _OTHER_FORM if self._native != bool(family) else why_not(record):
+        if why := _OTHER_FORM if self._native != bool(family) else why_not_restorable(record):
             return why
         actions = [self._action(turn["action"], family) for turn in record["turns"]]
         env = RecordedEpisode(record, actions, self._tools)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentenv.core.scoring.evidence import holds_answer, looked_up, stands_in
+from agentenv.core.scoring.evidence import contains_phrase, findable_answers, holds_answer
 from agentenv.core.scoring.normalize import squad_words
 
 PAGE = "\n\n<information>Doc 1(Title: Oslo) The city lies in the north because of 1910.</information>\n\n"
@@ -20,7 +20,7 @@ def test_whole_words_are_one(answer: str) -> None:
 
 def test_yes_and_no_stand_on_no_page() -> None:
     assert not holds_answer("yes and no", ["yes", "No."])
-    assert looked_up(["Yes", "no", "The", "Oslo"]) == ["Oslo"]
+    assert findable_answers(["Yes", "no", "The", "Oslo"]) == ["Oslo"]
     assert holds_answer("yes, in Oslo", ["yes", "Oslo"])
 
 
@@ -29,10 +29,10 @@ def test_a_tag_is_no_part_of_a_word() -> None:
 
 
 def test_a_phrase_stands_in_order() -> None:
-    assert stands_in("guild of kov", "Who led the Guild, of Kov?")
-    assert not stands_in("kov guild", "Who led the Guild of Kov?")
-    assert not stands_in("10", "Who was born in 1910?")
-    assert not stands_in("", "anything")
+    assert contains_phrase("guild of kov", "Who led the Guild, of Kov?")
+    assert not contains_phrase("kov guild", "Who led the Guild of Kov?")
+    assert not contains_phrase("10", "Who was born in 1910?")
+    assert not contains_phrase("", "anything")
 
 
 def test_characters_are_the_words_of_chinese_and_japanese() -> None:

@@ -12,8 +12,8 @@ from agentenv.evaluation.statistics.sequential import (
     Decision,
     Floats,
     Verdict,
-    _cut,
     _most_extreme,
+    _threshold,
     compare_sequentially,
 )
 
@@ -113,13 +113,13 @@ def test_the_pair_with_the_largest_difference_seen_leaves_the_family_first() -> 
 @pytest.mark.parametrize(("allowed", "exceed"), [(-1, 0), (0, 0), (1, 1), (3, 3), (4, 4), (5, 4)])
 def test_as_many_values_exceed_the_cut_as_are_allowed(allowed: int, exceed: int) -> None:
     for values in ([0.0, 2.0, 3.0, 4.0], [4e9, 0.0, 3e9, 2e9]):
-        assert sum(value > _cut(np.array(values), allowed) for value in values) == exceed
+        assert sum(value > _threshold(np.array(values), allowed) for value in values) == exceed
 
 
 def test_ties_with_the_cut_do_not_exceed_it() -> None:
     for size in (1.0, 1e9):
         values = np.array([1.0, 3.0, np.nextafter(3.0, 4.0)]) * size
-        assert [int((values > _cut(values, allowed)).sum()) for allowed in (0, 1, 2, 3)] == [0, 0, 2, 3]
+        assert [int((values > _threshold(values, allowed)).sum()) for allowed in (0, 1, 2, 3)] == [0, 0, 2, 3]
 
 
 def test_two_looks_permute_each_interim_by_itself() -> None:

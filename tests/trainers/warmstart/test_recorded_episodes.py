@@ -11,7 +11,7 @@ from agentenv.core.trajectory import SegmentKind
 from agentenv.data.sources import SourceConfig
 from agentenv.data.world import WorldConfig, write_world
 from agentenv.errors import ConfigurationError, DatasetError
-from agentenv.evaluation.recorded_conversations import evaluations_in, why_not
+from agentenv.evaluation.recorded_conversations import evaluations_in, why_not_restorable
 from agentenv.evaluation.records import read_evaluation
 from agentenv.evaluation.task_env import open_tasks
 from agentenv.policies.card import read_card
@@ -202,8 +202,8 @@ def test_all_samples_of_a_folder_are_read(
     ],
 )
 def test_why_texts_do_not_say_all(record: Any, why: str) -> None:
-    assert why in why_not(record)
-    assert bool(why) is bool(why_not(record))
+    assert why in why_not_restorable(record)
+    assert bool(why) is bool(why_not_restorable(record))
 
 
 def refusal(out: Path, run: str, capsys: pytest.CaptureFixture[str], *more: str) -> str:

@@ -1,4 +1,4 @@
-"""Tasks that lead through two apps: what one shows must be carried to the other."""
+"""Tasks that involve two apps: information from one has to be entered into the other."""
 
 from random import Random
 from typing import Any

@@ -1,4 +1,4 @@
-"""A bank behind a login that locks for good after three wrong passwords: transfers, bills, the balance."""
+"""A bank with transfers, bills and a balance. Its login locks permanently after three wrong passwords."""
 
 from random import Random
 from typing import Any, ClassVar, NamedTuple
@@ -32,12 +32,12 @@ class Transfer(NamedTuple):
 
 
 class Bank:
-    """The account, its payees, bills and transfers; ``_bank.inside`` is bookkeeping."""
+    """The account, its payees, bills and transfers. ``_bank.inside`` is internal and not compared by validators."""
 
     name: ClassVar[str] = "Bank"
 
     def start(self, rng: Random) -> dict[str, Any]:
-        """An account that can pay for everything."""
+        """Creates an account with enough money to pay for everything."""
         amounts = rng.sample(range(1500, 9900), len(BILLS))
         names = people(rng, PAYEES + 1)
         return {
@@ -107,7 +107,7 @@ class Bank:
         ]
 
     def enter(self, world: World) -> None:
-        """Logs in; the third wrong try locks the account."""
+        """Logs in. The third wrong password locks the account."""
         right = (world.text("user"), world.text("password")) == (
             world.data["bank.user"],
             world.data["bank.password"],
@@ -131,7 +131,7 @@ class Bank:
         world.go("bank", page)
 
     def ask_transfer(self, world: World) -> None:
-        """Asks first, where the amount can be read and paid."""
+        """Asks for confirmation, if the amount is valid and covered."""
         amount = cents(world.text("amount"))
         if amount is None or not 0 < amount <= world.data["bank.balance"]:
             world.notice = "The amount cannot be paid; write it as 12.50."
@@ -139,11 +139,11 @@ class Bank:
             world.ask("transfer", 0)
 
     def ask_bill(self, world: World, id: int) -> None:
-        """Asks first."""
+        """Asks for confirmation."""
         world.ask("bill", id)
 
     def send(self, world: World, id: int) -> None:
-        """Transfers what stands in the form."""
+        """Transfers the amount in the form."""
         amount = cents(world.text("amount"))
         payee = world.picked("payee", world.data["bank.payees"][0])
         world.data |= transferred(world.data, payee, amount or 0, world.text("reference"))
@@ -157,7 +157,7 @@ class Bank:
 
 
 def cents(text: str) -> int | None:
-    """The cents that ``12.50``, ``12`` or ``$12.50`` means; None where it means none."""
+    """Parses ``12.50``, ``12`` or ``$12.50`` as cents; None for any other text."""
     whole, dot, rest = text.removeprefix("$").partition(".")
     if not (whole.isdecimal() and len(whole) < 9) or (dot and not (rest.isdecimal() and len(rest) == 2)):
         return None
@@ -165,13 +165,13 @@ def cents(text: str) -> int | None:
 
 
 def transferred(data: dict[str, Any], payee: str, amount: int, reference: str) -> dict[str, Any]:
-    """What a transfer changes."""
+    """Returns the entries of the database after a transfer."""
     table = added(data["bank.transfers"], Transfer(0, payee, amount, reference))
     return {"bank.transfers": table, "bank.balance": data["bank.balance"] - amount}
 
 
 def settled(data: dict[str, Any], id: int) -> dict[str, Any]:
-    """What paying a bill changes."""
+    """Returns the entries of the database after a bill is paid."""
     amount = find(data["bank.bills"], id).amount
     return {
         "bank.bills": changed(data["bank.bills"], id, paid=True),

@@ -109,7 +109,7 @@ class Calendar:
         world.close()
 
     def save(self, world: World, id: int) -> None:
-        """Keeps what stands in the form; a title is needed."""
+        """Saves the form. A title is required."""
         table = world.data["calendar.events"]
         if not world.text("title"):
             world.notice = "A title is needed."
@@ -123,7 +123,7 @@ class Calendar:
         world.notice = "Saved."
 
     def delete(self, world: World, id: int) -> None:
-        """Asks first."""
+        """Asks for confirmation."""
         world.ask("delete", id)
 
     def remove(self, world: World, id: int) -> None:
@@ -133,7 +133,7 @@ class Calendar:
 
 
 def _month(month: str, choose: str, turn: str) -> list[Row]:
-    """A grid of days, and buttons for the months beside it."""
+    """Makes a grid of days, and buttons for the previous and next month."""
     year, number = int(month[:4]), int(month[5:])
     before = f"{year - (number == 1)}-{(number - 2) % 12 + 1:02d}"
     after = f"{year + (number == 12)}-{number % 12 + 1:02d}"
@@ -149,18 +149,18 @@ def _date(rng: Random, months: int = 2) -> str:
     return f"{YEAR}-{MONTH + rng.randrange(months):02d}-{rng.randrange(1, 29):02d}"
 
 
-def _turned(date: str) -> tuple[Move, ...]:
+def _month_clicks(date: str) -> tuple[Move, ...]:
     return (("click", "after"),) * (int(date[5:7]) - MONTH)
 
 
-def _at(event: Event) -> tuple[Move, ...]:
+def _open_event(event: Event) -> tuple[Move, ...]:
     day = (("click", f"day.{event.date}"), ("click", f"event.{event.id}"))
-    return (("open", "calendar"), *_turned(event.date), *day)
+    return (("open", "calendar"), *_month_clicks(event.date), *day)
 
 
 def add_steps(title: str, date: str, time: str) -> tuple[Move, ...]:
-    """Adds an event by way of its day."""
-    day = (("open", "calendar"), *_turned(date), ("click", f"day.{date}"), ("click", "new"))
+    """Returns the steps that add an event from the page of its day."""
+    day = (("open", "calendar"), *_month_clicks(date), ("click", f"day.{date}"), ("click", "new"))
     return (*day, ("fill", "title", title), ("select", "time", time), ("click", "submit"))
 
 
@@ -184,7 +184,7 @@ def move(data: dict[str, Any], rng: Random) -> TaskDraft:
     table = changed(data["calendar.events"], event.id, date=date)
     return TaskDraft(
         f"Move the event {event.title!r} of {event.date} to {date}.",
-        (*_at(event), *picked),
+        (*_open_event(event), *picked),
         {"calendar.events": table},
     )
 
@@ -193,7 +193,7 @@ def delay(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Change the time of an event."""
     event = rng.choice(data["calendar.events"])
     time = rng.choice([name for name in TIMES if name != event.time])
-    moves = (*_at(event), ("click", "edit"), ("select", "time", time), ("click", "submit"))
+    moves = (*_open_event(event), ("click", "edit"), ("select", "time", time), ("click", "submit"))
     table = changed(data["calendar.events"], event.id, time=time)
     goal = f"Let the event {event.title!r} of {event.date} begin at {time}."
     return TaskDraft(goal, moves, {"calendar.events": table})
@@ -202,7 +202,7 @@ def delay(data: dict[str, Any], rng: Random) -> TaskDraft:
 def delete(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Delete an event."""
     event = rng.choice(data["calendar.events"])
-    moves = (*_at(event), ("click", "delete"), ("click", "submit"))
+    moves = (*_open_event(event), ("click", "delete"), ("click", "submit"))
     goal = f"Delete the event {event.title!r} of {event.date} from the calendar."
     return TaskDraft(goal, moves, {"calendar.events": without(data["calendar.events"], event.id)})
 
@@ -211,7 +211,7 @@ def when(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Find the time of an event."""
     event = rng.choice(data["calendar.events"])
     goal = f"At what time is the event {event.title!r} on {event.date}? Answer as 00:00."
-    return TaskDraft(goal, (*_at(event)[:-1], ("answer", event.time)), {}, event.time)
+    return TaskDraft(goal, (*_open_event(event)[:-1], ("answer", event.time)), {}, event.time)
 
 
 TEMPLATES = {

@@ -78,7 +78,7 @@ class Contacts:
         ]
 
     def search(self, world: World) -> None:
-        """Shows the people whose name holds the query."""
+        """Shows the people whose name contains the query."""
         world.go("contacts", "results", world.text("query"))
 
     def show(self, world: World, id: int) -> None:
@@ -91,7 +91,7 @@ class Contacts:
         world.go("contacts", "form", id, fields={name: person[name] for name in person if name != "id"})
 
     def save(self, world: World, id: int) -> None:
-        """Keeps what stands in the form; a name and a phone number are needed."""
+        """Saves the form. A name and a phone number are required."""
         table = world.data["contacts.people"]
         if not world.text("name") or not world.text("phone"):
             world.notice = "Name and phone are needed."
@@ -104,7 +104,7 @@ class Contacts:
         world.notice = "Saved."
 
     def delete(self, world: World, id: int) -> None:
-        """Asks first."""
+        """Asks for confirmation."""
         world.ask("delete", id)
 
     def remove(self, world: World, id: int) -> None:

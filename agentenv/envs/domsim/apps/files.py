@@ -1,4 +1,4 @@
-"""A file manager: folders, renaming, moving by a list or by dragging, deleting for good."""
+"""A file manager with folders: files can be renamed, moved by a list or by dragging, and deleted permanently."""
 
 from random import Random
 from typing import Any, ClassVar, NamedTuple
@@ -26,13 +26,13 @@ class Files:
     name: ClassVar[str] = "Files"
 
     def start(self, rng: Random) -> dict[str, Any]:
-        """Every file somewhere, sizes all different."""
+        """Creates files in random folders, all with different sizes."""
         sizes = rng.sample(range(10, 999), len(FILES))
         rows = [File(0, name, rng.choice(FOLDERS), size) for name, size in zip(FILES, sizes, strict=True)]
         return {"files.files": numbered(rows), "files.folders": FOLDERS}
 
     def view(self, world: World) -> list[Row]:
-        """The folders, one folder beside the others, or a file."""
+        """Returns the list of folders, the content of one folder, or a file."""
         match world.page[1:]:
             case ("file", int(id)):
                 return self._file(find(world.data["files.files"], id))
@@ -62,7 +62,7 @@ class Files:
         ]
 
     def view_dialog(self, world: World) -> list[Row]:
-        """Asks for a name or a place, or before a file is deleted."""
+        """Asks for a name or a folder, or for confirmation before a file is deleted."""
         kind, id = world.dialog[0], int(world.dialog[1])
         cancel = button("Cancel", "cancel", "back")
         match kind:
@@ -116,7 +116,7 @@ class Files:
         world.ask("place", id, fields={"folder": world.data["files.folders"][0]})
 
     def ask_delete(self, world: World, id: int) -> None:
-        """Asks first."""
+        """Asks for confirmation."""
         world.ask("delete", id)
 
     def ask_folder(self, world: World) -> None:
@@ -124,7 +124,7 @@ class Files:
         world.ask("folder", 0, fields={"name": ""})
 
     def rename(self, world: World, id: int) -> None:
-        """Renames a file; no name is taken twice."""
+        """Renames a file. No two files may have the same name."""
         name, files = world.text("name"), world.data["files.files"]
         if not name or any(file.name == name and file.id != id for file in files):
             world.notice = "This name cannot be used."
@@ -144,7 +144,7 @@ class Files:
         world.go("files")
 
     def create(self, world: World) -> None:
-        """Makes a folder; no name is taken twice."""
+        """Creates a folder. No two folders may have the same name."""
         name, folders = world.text("name"), world.data["files.folders"]
         if not name or name in folders:
             world.notice = "This name cannot be used."
@@ -158,7 +158,7 @@ def _file(data: dict[str, Any], rng: Random) -> tuple[File, tuple[Move, ...]]:
     return file, (("open", "files"), ("click", f"folder.{file.folder}"), ("click", f"file.{file.id}"))
 
 
-def _elsewhere(data: dict[str, Any], rng: Random, file: File) -> str:
+def _other_folder(data: dict[str, Any], rng: Random, file: File) -> str:
     return str(rng.choice([folder for folder in data["files.folders"] if folder != file.folder]))
 
 
@@ -176,7 +176,7 @@ def rename(data: dict[str, Any], rng: Random) -> TaskDraft:
 def move(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Move a file."""
     file, plan = _file(data, rng)
-    folder = _elsewhere(data, rng, file)
+    folder = _other_folder(data, rng, file)
     moves = (*plan, ("click", "move"), ("select", "folder", folder), ("click", "submit"))
     table = changed(data["files.files"], file.id, folder=folder)
     return TaskDraft(
@@ -185,9 +185,9 @@ def move(data: dict[str, Any], rng: Random) -> TaskDraft:
 
 
 def drag(data: dict[str, Any], rng: Random) -> TaskDraft:
-    """Move a file by dragging it; the way is free, the place is what counts."""
+    """Move a file by dragging it. Any way of moving it is accepted; only its folder counts."""
     file, plan = _file(data, rng)
-    folder = _elsewhere(data, rng, file)
+    folder = _other_folder(data, rng, file)
     moves = (*plan[:-1], ("drag", f"file.{file.id}", f"folder.{folder}"))
     table = changed(data["files.files"], file.id, folder=folder)
     goal = f"Drag the file {file.name!r}, which is in {file.folder}, onto the folder {folder}."

@@ -1,4 +1,4 @@
-"""Mail: folders, letters, writing, replying, forwarding."""
+"""A mail program with folders, in which mails can be read, written, answered and forwarded."""
 
 from random import Random
 from typing import Any, ClassVar, NamedTuple
@@ -13,7 +13,7 @@ LETTERS = 8
 
 
 class Letter(NamedTuple):
-    """One mail; ``to`` is empty where it came in."""
+    """One mail. ``to`` is empty for received mails."""
 
     id: int
     sender: str
@@ -25,12 +25,12 @@ class Letter(NamedTuple):
 
 
 class Mail:
-    """``mail.box`` holds every letter of every folder."""
+    """``mail.box`` contains the mails of all folders."""
 
     name: ClassVar[str] = "Mail"
 
     def start(self, rng: Random) -> dict[str, Any]:
-        """Letters of as many people, one of which names a door code."""
+        """Creates mails from different people, one of which contains a door code."""
         rows = [
             Letter(0, email_of(name), "", subject, f"{said} The door code is {code(rng)}.")
             for name, subject, said in zip(
@@ -82,7 +82,7 @@ class Mail:
         ]
 
     def view_dialog(self, world: World) -> list[Row]:
-        """Asks before a letter goes to the trash."""
+        """Asks for confirmation before a mail is moved to the trash."""
         id = int(world.dialog[1])
         return [
             heading("Delete this message?"),
@@ -102,17 +102,17 @@ class Mail:
         world.go("mail", "compose")
 
     def reply(self, world: World, id: int) -> None:
-        """Begins an answer."""
+        """Starts a reply."""
         letter = find(world.data["mail.box"], id)
         world.go("mail", "compose", fields={"to": letter.sender, "subject": f"Re: {letter.subject}"})
 
     def forward(self, world: World, id: int) -> None:
-        """Begins a letter with the text of another."""
+        """Starts a mail with the text of another one."""
         letter = find(world.data["mail.box"], id)
         world.go("mail", "compose", fields={"subject": f"Fwd: {letter.subject}", "body": letter.body})
 
     def send(self, world: World) -> None:
-        """Sends what stands in the form; a letter without an address stays."""
+        """Sends the mail in the form. A mail without an address is not sent."""
         if "@" not in world.text("to"):
             world.notice = "The recipient is no mail address."
             return
@@ -128,7 +128,7 @@ class Mail:
         world.notice = f"Moved to {folder}."
 
     def delete(self, world: World, id: int) -> None:
-        """Asks first."""
+        """Asks for confirmation."""
         world.ask("delete", id)
 
     def star(self, world: World, id: int) -> None:
@@ -138,18 +138,18 @@ class Mail:
 
 
 def sent(to: str, subject: str, body: str) -> Letter:
-    """A letter of ours."""
+    """Returns a mail that the user sent."""
     return Letter(0, "me@example.org", to, subject, body, "Sent")
 
 
-def _opened(data: dict[str, Any], rng: Random) -> tuple[Letter, tuple[tuple[str, ...], ...]]:
+def _draw_letter(data: dict[str, Any], rng: Random) -> tuple[Letter, tuple[tuple[str, ...], ...]]:
     letter = rng.choice(data["mail.box"])
     return letter, (("open", "mail"), ("click", f"letter.{letter.id}"))
 
 
 def star(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Star one letter."""
-    letter, plan = _opened(data, rng)
+    letter, plan = _draw_letter(data, rng)
     box = changed(data["mail.box"], letter.id, starred=True)
     return TaskDraft(
         f"Star the mail about {letter.subject!r}.", (*plan, ("click", "star")), {"mail.box": box}
@@ -158,7 +158,7 @@ def star(data: dict[str, Any], rng: Random) -> TaskDraft:
 
 def delete(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Delete one letter."""
-    letter, plan = _opened(data, rng)
+    letter, plan = _draw_letter(data, rng)
     box = changed(data["mail.box"], letter.id, folder="Trash")
     moves = (*plan, ("click", "delete"), ("click", "submit"))
     return TaskDraft(f"Delete the mail from {letter.sender}.", moves, {"mail.box": box})
@@ -166,7 +166,7 @@ def delete(data: dict[str, Any], rng: Random) -> TaskDraft:
 
 def archive(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Archive one letter."""
-    letter, plan = _opened(data, rng)
+    letter, plan = _draw_letter(data, rng)
     box = changed(data["mail.box"], letter.id, folder="Archive")
     return TaskDraft(
         f"Archive the mail about {letter.subject!r}.", (*plan, ("click", "archive")), {"mail.box": box}
@@ -175,7 +175,7 @@ def archive(data: dict[str, Any], rng: Random) -> TaskDraft:
 
 def reply(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Answer one letter."""
-    letter, plan = _opened(data, rng)
+    letter, plan = _draw_letter(data, rng)
     text = rng.choice(SENTENCES)
     box = added(data["mail.box"], sent(letter.sender, f"Re: {letter.subject}", text))
     moves = (*plan, ("click", "reply"), ("fill", "body", text), ("click", "submit"))
@@ -186,7 +186,7 @@ def reply(data: dict[str, Any], rng: Random) -> TaskDraft:
 
 def forward(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Forward one letter."""
-    letter, plan = _opened(data, rng)
+    letter, plan = _draw_letter(data, rng)
     to = email_of(people(rng, 1)[0])
     box = added(data["mail.box"], sent(to, f"Fwd: {letter.subject}", letter.body))
     moves = (*plan, ("click", "forward"), ("fill", "to", to), ("click", "submit"))
@@ -206,7 +206,7 @@ def compose(data: dict[str, Any], rng: Random) -> TaskDraft:
 
 def read_code(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Find a number in a letter."""
-    letter, plan = _opened(data, rng)
+    letter, plan = _draw_letter(data, rng)
     found = letter.body.rpartition(" ")[2].rstrip(".")
     goal = f"Which door code does the mail from {letter.sender} name? Answer with the code."
     return TaskDraft(goal, (*plan, ("answer", found)), {}, found)

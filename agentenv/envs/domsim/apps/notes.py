@@ -1,4 +1,4 @@
-"""Notes and a list of chores with boxes to tick."""
+"""Notes, and a list of chores with checkboxes."""
 
 from random import Random
 from typing import Any, ClassVar, NamedTuple
@@ -44,7 +44,7 @@ class Notes:
     name: ClassVar[str] = "Notes"
 
     def start(self, rng: Random) -> dict[str, Any]:
-        """Half a dozen of each."""
+        """Creates about six notes and six chores."""
         notes = [Note(0, title, rng.choice(SENTENCES)) for title in rng.sample(TITLES, 6)]
         chores = [Chore(0, text, rng.random() < 0.4) for text in rng.sample(CHORES, 6)]
         return {"notes.notes": numbered(notes), "notes.chores": numbered(chores)}
@@ -106,7 +106,7 @@ class Notes:
         world.go("notes", "form", id, fields={"title": note.title, "body": note.body})
 
     def save(self, world: World, id: int) -> None:
-        """Keeps what stands in the form; a title is needed."""
+        """Saves the form. A title is required."""
         values, table = {"title": world.text("title"), "body": world.text("body")}, world.data["notes.notes"]
         if not values["title"]:
             world.notice = "A title is needed."
@@ -117,7 +117,7 @@ class Notes:
         world.go("notes")
 
     def delete(self, world: World, id: int) -> None:
-        """Asks first."""
+        """Asks for confirmation."""
         world.ask("delete", id)
 
     def remove(self, world: World, id: int) -> None:
@@ -126,12 +126,12 @@ class Notes:
         world.go("notes")
 
     def pin(self, world: World, id: int) -> None:
-        """Pins a note, or frees it."""
+        """Pins or unpins a note."""
         note = find(world.data["notes.notes"], id)
         world.data["notes.notes"] = changed(world.data["notes.notes"], id, pinned=not note.pinned)
 
     def tick(self, world: World) -> None:
-        """Keeps the boxes of the chores."""
+        """Saves the checkboxes of the chores."""
         world.data["notes.chores"] = tuple(
             held._replace(done=bool(world.fields.get(f"chore.{held.id}", held.done)))
             for held in world.data["notes.chores"]
@@ -187,7 +187,7 @@ def delete(data: dict[str, Any], rng: Random) -> TaskDraft:
 
 
 def tick(data: dict[str, Any], rng: Random) -> TaskDraft:
-    """Tick or free the boxes of two chores."""
+    """Check or uncheck the boxes of two chores."""
     table, clicks, said = data["notes.chores"], [], []
     for held in rng.sample(table, 2):
         table = changed(table, held.id, done=not held.done)

@@ -1,4 +1,4 @@
-"""Settings: tabs of switches and lists, a device name, a password, and wireless networks that block after wrong keys."""
+"""Settings: tabs with switches and lists, a device name, a password, and networks that are blocked after wrong keys."""
 
 from random import Random
 from typing import Any, ClassVar, NamedTuple
@@ -33,7 +33,7 @@ class Switch(NamedTuple):
 
 
 class Network(NamedTuple):
-    """One wireless network with its key; ``blocked`` after three wrong ones."""
+    """One wireless network with its key. After three wrong keys it is blocked."""
 
     id: int
     name: str
@@ -48,7 +48,7 @@ class Settings:
     name: ClassVar[str] = "Settings"
 
     def start(self, rng: Random) -> dict[str, Any]:
-        """Switches and choices at random."""
+        """Draws random switches and choices."""
         switches = [Switch(0, name, rng.random() < 0.5) for names in SWITCHES.values() for name in names]
         return {
             "settings.switches": numbered(switches),
@@ -106,12 +106,12 @@ class Settings:
         world.go("settings", name)
 
     def toggle(self, world: World, id: int) -> None:
-        """Turns a switch, at once."""
+        """Turns a switch on or off, with immediate effect."""
         held = find(world.data["settings.switches"], id)
         world.data["settings.switches"] = changed(world.data["settings.switches"], id, on=not held.on)
 
     def apply(self, world: World) -> None:
-        """Keeps what is chosen in the lists."""
+        """Saves the choices in the lists."""
         world.data["settings.choices"] = tuple(
             (name, world.picked(name, value)) for name, value in world.data["settings.choices"]
         )
@@ -140,7 +140,7 @@ class Settings:
             world.ask("key", id, fields={"key": ""})
 
     def unlock(self, world: World, id: int) -> None:
-        """Joins with the right key and leaves every other network; a wrong key counts."""
+        """Joins a network if the key is right, and leaves every other one; a wrong key is counted."""
         held = find(world.data["settings.networks"], id)
         if world.text("key") == held.key:
             world.data["settings.networks"] = joined(world.data["settings.networks"], id)
@@ -157,7 +157,7 @@ def _state(network: Network) -> str:
 
 
 def joined(networks: tuple[Network, ...], id: int) -> tuple[Network, ...]:
-    """The networks with one of them joined, whose wrong keys are forgotten."""
+    """Returns the networks with one of them joined and its count of wrong keys reset."""
     rows = (row._replace(joined=row.id == id, wrong=0 if row.id == id else row.wrong) for row in networks)
     return tuple(rows)
 

@@ -1,4 +1,4 @@
-"""A shop of several pages: search, categories, products, cart, checkout. Orders cost money and stock, for good."""
+"""A shop with search, categories, products, cart and checkout. Orders permanently reduce balance and stock."""
 
 from random import Random
 from typing import Any, ClassVar, NamedTuple
@@ -23,14 +23,14 @@ class Product(NamedTuple):
 
 
 class Line(NamedTuple):
-    """One line of the cart; ``id`` is the product's."""
+    """One line of the cart. ``id`` is that of the product."""
 
     id: int
     quantity: int
 
 
 class Order(NamedTuple):
-    """What was bought; ``total`` in cents."""
+    """A completed order; ``total`` in cents."""
 
     id: int
     lines: tuple[Line, ...]
@@ -39,12 +39,12 @@ class Order(NamedTuple):
 
 
 class Shop:
-    """``shop.products``, ``shop.cart``, ``shop.orders``, ``shop.home`` (our address) and ``shop.balance`` in cents."""
+    """``shop.products``, ``shop.cart``, ``shop.orders``, ``shop.home`` (the user's address), ``shop.balance`` in cents."""
 
     name: ClassVar[str] = "Shop"
 
     def start(self, rng: Random) -> dict[str, Any]:
-        """All things at prices that differ, two of them in the cart."""
+        """Creates all products with different prices, two of them in the cart."""
         names = [(name, kind) for kind, names in THINGS.items() for name in names]
         prices = rng.sample(range(300, 6000, 25), len(names))
         rows = [
@@ -107,7 +107,7 @@ class Shop:
         return [*rows, [button("Checkout", "checkout", "pay", enabled=full)]]
 
     def view_dialog(self, world: World) -> list[Row]:
-        """Tells that an order was placed."""
+        """Confirms that an order was placed."""
         return [heading("Thank you for your order."), [button("Close", "submit", "back")]]
 
     def show_tab(self, world: World, name: str) -> None:
@@ -127,13 +127,13 @@ class Shop:
         world.go("shop", "results", world.text("query"))
 
     def add(self, world: World, id: int) -> None:
-        """Puts the chosen quantity into the cart, on top of what is in it."""
+        """Adds the chosen quantity to the cart."""
         number = int(world.picked("quantity", QUANTITIES[0]))
         world.data["shop.cart"] = in_cart(world.data["shop.cart"], id, number)
         world.notice = "Added to the cart."
 
     def remove(self, world: World, id: int) -> None:
-        """Takes a product out of the cart."""
+        """Removes a product from the cart."""
         world.data["shop.cart"] = without(world.data["shop.cart"], id)
 
     def pay(self, world: World) -> None:
@@ -141,7 +141,7 @@ class Shop:
         world.go("shop", "checkout", fields={"address": world.data["shop.home"]})
 
     def order(self, world: World) -> None:
-        """Buys what is in the cart, if there is an address, money and stock enough."""
+        """Orders the content of the cart, if there are an address, enough money and enough stock."""
         coupon = world.text("coupon").upper()
         lines, products = world.data["shop.cart"], world.data["shop.products"]
         if coupon not in ("", COUPON):
@@ -159,7 +159,7 @@ class Shop:
 
 
 def in_cart(cart: tuple[Line, ...], id: int, number: int) -> tuple[Line, ...]:
-    """The cart with ``number`` more of a product, in the order of products: what is taken out and put back is as before."""
+    """Returns the cart with ``number`` more of a product, sorted so that removing and re-adding changes nothing."""
     held = next((line.quantity for line in cart if line.id == id), 0)
     return tuple(sorted((*without(cart, id), Line(id, held + number))))
 
@@ -170,7 +170,7 @@ def total(data: dict[str, Any]) -> int:
 
 
 def bought(data: dict[str, Any], lines: tuple[Line, ...], to: str, coupon: bool) -> dict[str, Any]:
-    """What an order changes: it is kept, stock and balance shrink, the cart is empty."""
+    """Returns the changes of an order: the order is stored, stock and balance are reduced, and the cart is emptied."""
     products, price = data["shop.products"], 0
     for line in lines:
         product = find(products, line.id)
@@ -185,7 +185,7 @@ def bought(data: dict[str, Any], lines: tuple[Line, ...], to: str, coupon: bool)
     }
 
 
-def _emptied(data: dict[str, Any]) -> tuple[Move, ...]:
+def _empty_cart(data: dict[str, Any]) -> tuple[Move, ...]:
     return tuple(("click", f"remove.{line.id}") for line in data["shop.cart"])
 
 
@@ -201,10 +201,10 @@ def _search(product: Product) -> tuple[Move, ...]:
 _CHECKOUT: tuple[Move, ...] = (("click", "cart"), ("click", "checkout"))
 
 
-def _only(data: dict[str, Any], product: Product, number: int) -> tuple[Move, ...]:
+def _cart_with_only(data: dict[str, Any], product: Product, number: int) -> tuple[Move, ...]:
     """Empties the cart, then puts one product into it."""
     pick = (("select", "quantity", str(number)),) if number > 1 else ()
-    clear = (("open", "shop"), ("click", "cart"), *_emptied(data))
+    clear = (("open", "shop"), ("click", "cart"), *_empty_cart(data))
     return (*clear, *_search(product), *pick, ("click", "submit"))
 
 
@@ -212,7 +212,7 @@ def buy(data: dict[str, Any], rng: Random) -> TaskDraft:
     """Buy some of one product and nothing else."""
     product, number = rng.choice(data["shop.products"]), rng.randrange(1, 5)
     after = bought(data, (Line(product.id, number),), data["shop.home"], False)
-    moves = (*_only(data, product, number), *_CHECKOUT, ("click", "submit"))
+    moves = (*_cart_with_only(data, product, number), *_CHECKOUT, ("click", "submit"))
     return TaskDraft(f"Empty the cart, then buy {number} of {product.name!r} and nothing else.", moves, after)
 
 
@@ -221,7 +221,7 @@ def buy_cheapest(data: dict[str, Any], rng: Random) -> TaskDraft:
     kind = rng.choice(list(THINGS))
     product = min((p for p in data["shop.products"] if p.category == kind), key=lambda p: p.price)
     after = bought(data, (Line(product.id, 1),), data["shop.home"], False)
-    clear = (("open", "shop"), ("click", "cart"), *_emptied(data), ("open", "shop"))
+    clear = (("open", "shop"), ("click", "cart"), *_empty_cart(data), ("open", "shop"))
     show = (("click", f"tab.{kind}"), ("click", f"product.{product.id}"), ("click", "submit"))
     goal = f"Empty the cart, then buy one of the cheapest product of the category {kind} and nothing else."
     return TaskDraft(goal, (*clear, *show, *_CHECKOUT, ("click", "submit")), after)
