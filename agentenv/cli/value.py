@@ -93,6 +93,12 @@ class Value:
             raise ConfigurationError(
                 f"--search and --epochs must be at least 0, not {self.search} and {self.epochs}"
             )
+        of_a_search = ("iterations", "samples", "children")
+        given = [name for name in of_a_search if getattr(self, name) != getattr(Value, name)]
+        if given and not self.search:
+            raise ConfigurationError(
+                f"--{given[0]} has no effect without --search: give the number of questions to search as well"
+            )
 
     def _trained(self, episodes: "list[LabelledEpisode]", display: "Display") -> dict[str, Any]:
         """Fits the head, or with ``--epochs`` trains the language model as well."""

@@ -43,3 +43,12 @@ def test_a_mistake_leaves_no_log_behind_but_what_was_finished_keeps_it(
     with pytest.raises(ConfigurationError, match="nothing more"):
         find_nothing()
     assert (tmp_path / "out.log").is_file()
+
+
+def test_a_setting_of_a_search_is_refused_without_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "value.safetensors"
+    assert main(["value", str(tmp_path), "--out", str(out), "--samples", "9"]) == 1
+    assert "--samples has no effect without --search" in capsys.readouterr().err
+    assert not out.exists()
