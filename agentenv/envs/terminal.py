@@ -8,6 +8,7 @@ import asyncio
 import base64
 import random
 import shlex
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +27,8 @@ from agentenv.data.harbor import (
     read_harbor_task,
     read_harbor_tasks,
 )
-from agentenv.errors import ConfigurationError, DatasetError, check_known
-from agentenv.sandbox.task_container import ContainerLimits, TaskContainer
+from agentenv.errors import ConfigurationError, DatasetError, SandboxFault, check_known
+from agentenv.sandbox.task_container import CommandResult, ContainerLimits, TaskContainer
 from agentenv.sandbox.task_images import built_image, require_image
 
 PROMPT = """\
@@ -37,6 +38,7 @@ Task: {question}
 """
 LOGS, REWARDS = "/logs/verifier", ("/logs/verifier/reward.json", "/logs/verifier/reward.txt")
 _RUN = "if command -v bash > /dev/null 2>&1; then bash {script}; else sh {script}; fi"
+_CLEANING_S = 10.0  # for what is done before the tests
 _MOST_SOLUTION = 100_000  # bytes of a solution that the expert can type
 
 
@@ -48,6 +50,8 @@ class TerminalState:
     asked: HarborTask
     container: TaskContainer
     graded: bool = False
+    turn_ends: float = 0.0
+    """When the commands of the present turn have used up their time, on the monotonic clock."""
 
 
 class Terminal(ToolEnv[TerminalState]):
@@ -64,7 +68,7 @@ class Terminal(ToolEnv[TerminalState]):
         tasks: Sequence[Task] | None = None,
         max_turns: int = 40,
         command_timeout_s: float = 120.0,
-        verifier_timeout_s: float = 540.0,
+        verifier_timeout_s: float = 420.0,
         output_chars: int = 10_000,
         network: bool = False,
         memory_mb: int = 2048,
@@ -77,7 +81,7 @@ class Terminal(ToolEnv[TerminalState]):
         Args:
             tasks: Tasks of ``make_tasks``.
             max_turns: Turns of an episode; after the last one the tests run too.
-            command_timeout_s: Seconds after which a command is killed.
+            command_timeout_s: Seconds after which a command is killed; all commands of one turn share them.
             verifier_timeout_s: Seconds that the tests may take, or fewer where the task says so.
             output_chars: Characters of the output of a command that are shown; the middle of a longer one is left out.
             network: Whether tasks that ask for the network have it, in their container and when their image is built. Tests
@@ -185,14 +189,26 @@ class Terminal(ToolEnv[TerminalState]):
         Args:
             command: The command; it may have several lines.
         """
-        if await asyncio.to_thread(lambda: self.state.container.ended_by_its_memory):
-            return "The system has ended: its memory was full."
-        found = await asyncio.to_thread(
-            self.state.container.run, command, timeout_s=self._command_s, output_chars=self._chars
-        )
+        # The commands of one turn share their time: a turn that outlasts its deadline would be taken for a failure of ours.
+        left = self.state.turn_ends - time.monotonic()
+        if left <= 0:
+            return "[not run: the commands before it in this turn have used up the time of the turn]"
+        found = await asyncio.to_thread(self._run, command, left)
+        if found is None:
+            return "The system has ended: its memory was full, or its first process could not go on."
         if found.timed_out:
-            return f"{found.output}\n[the command was killed after {self._command_s:g} s]"
+            return f"{found.output}\n[the command was killed after {left:.3g} s]"
         return f"{found.output}\n[exit code {found.exit_code}]" if found.exit_code else found.output
+
+    def _run(self, command: str, timeout_s: float) -> CommandResult | None:
+        """What a command does; None where the system has ended by what ran in it."""
+        container = self.state.container
+        try:
+            return container.run(command, timeout_s=timeout_s, output_chars=self._chars)
+        except SandboxFault:
+            if not container.has_ended:
+                raise
+            return None
 
     async def astep(self, action: str) -> Step:
         """Runs the commands in ``action``. Without one, or after the last turn, the tests of the task run.
@@ -202,6 +218,7 @@ class Terminal(ToolEnv[TerminalState]):
             SandboxFault: the engine failed, or the container is gone.
         """
         self.check_running(action)
+        self.state.turn_ends = time.monotonic() + self._command_s
         if not read_calls(action, native=self.native):
             return await asyncio.to_thread(self.answer, action)
         step = await super().astep(action)
@@ -229,22 +246,34 @@ class Terminal(ToolEnv[TerminalState]):
         """What the tests of the task write. Tests that write nothing that can be read, or take too long, give 0.
 
         Whatever the policy has left running is killed first, and what it has written into the folders of the tests is gone.
+        A policy that has broken its system so far that this cannot be done gets 0 as well.
         """
         self.state.graded = True
+        try:
+            rewards = self._verified()
+        except SandboxFault:
+            if not self.state.container.has_ended:
+                raise
+            rewards = None
+        return 0.0 if rewards is None else rewards.get("reward", fmean(rewards.values()))
+
+    def _verified(self) -> dict[str, float] | None:
+        """The rewards by name; None where there are none."""
         container, asked = self.state.container, self.state.asked
-        if container.ended_by_its_memory:
-            return 0.0
+        if container.has_ended:
+            return None
         container.kill_all()
-        container.run(
-            f"rm -rf /tests /logs; mkdir -p {LOGS} /logs/agent /logs/artifacts", timeout_s=self._command_s
-        )
+        # In the root folder: the working folder of the task may be gone.
+        container.run("rm -rf /tests /logs", timeout_s=_CLEANING_S, workdir="/")
+        if container.has_ended or any(map(container.exists, ("/tests", "/logs"))):
+            return None
+        container.run(f"mkdir -p {LOGS} /logs/agent /logs/artifacts", timeout_s=_CLEANING_S, workdir="/")
         container.write_folder(asked.folder / TESTS, "/tests")
         limit = min(asked.verifier_timeout_s, self._verifier_s)
         command = f"{{ {_RUN.replace('{script}', '/tests/test.sh')}; }} > {LOGS}/test-stdout.txt 2>&1"
         if container.run(command, timeout_s=limit, env=asked.verifier_env).timed_out:
-            return 0.0
-        rewards = parse_reward(*map(container.read_file, REWARDS)) or {"reward": 0.0}
-        return rewards.get("reward", fmean(rewards.values()))
+            return None
+        return parse_reward(*map(container.read_file, REWARDS))
 
     def expert(self) -> Sequence[str] | None:
         """Writes the solution of the task and runs it; None where there is none, or it is too long to be typed."""

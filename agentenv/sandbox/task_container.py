@@ -8,8 +8,6 @@ import atexit
 import contextlib
 import io
 import math
-import socket
-import struct
 import tarfile
 import threading
 import time
@@ -21,10 +19,10 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any, Self
 
-from agentenv.core.grammar import shortened
-from agentenv.errors import SnapshotError, SnapshotRefused
+from agentenv.errors import ConfigurationError, SandboxFault, SnapshotError, SnapshotRefused
 from agentenv.sandbox.docker import HOST, OWNER, engine, faults, host, reap_orphans, remove, watch_over
 from agentenv.sandbox.labels import label, living, parse
+from agentenv.sandbox.task_output import read_output
 
 SNAPSHOTS = "agentenv-snapshot"
 """Repository of the images that hold snapshots."""
@@ -32,15 +30,21 @@ _FIRST_PROCESS = ["/bin/sh", "-c", "while :; do sleep 3600 & wait $!; done"]  # 
 _WITH_A_DEADLINE = """\
 exec 2>&1
 if command -v bash >/dev/null 2>&1; then shell=bash; else shell=sh; fi
-if command -v timeout >/dev/null 2>&1; then exec timeout -k 2 "$2" "$shell" -c "$1"; fi
-exec "$shell" -c "$1"
+if timeout -k 2 "$2" "$shell" -c : >/dev/null 2>&1; then exec timeout -k 2 "$2" "$shell" -c -- "$1"; fi
+exec "$shell" -c -- "$1"
 """
 _OWN_PROCESSES = 2  # that shell and its sleep
-_FRAME = struct.Struct(">BxxxL")  # of a stream: which one, and the length of what follows
+_NOT_FOUND = 404
+_REFUSED = 400  # status of the engine's answer where the request or the image is at fault
 _GRACE_S = 5.0  # beyond the time of a command, for the engine to say that it has ended
 _TIMED_OUT = (124, 137)  # exit statuses of `timeout`, as it ended or killed a command
+_STOPPED = (
+    137,
+    255,
+)  # exit statuses of a container that somebody else has ended, or an engine that went down
 _MOST_COMMAND = 100_000  # bytes; Linux takes no argument of more than 128 KiB
 _MOST_BYTES = 64 << 20  # of a file that is read
+_KIND_BITS = 0x8F280000  # of a file mode as the engine writes it; none is set for a plain file
 
 
 @dataclass(frozen=True)
@@ -171,6 +175,7 @@ class TaskContainer:
         env: Environment variables of the commands.
 
     Raises:
+        ConfigurationError: the engine refuses the limits, or the image has no ``/bin/sh``.
         SandboxFault: the engine does not start it.
     """
 
@@ -180,9 +185,20 @@ class TaskContainer:
         self._client = shared_engine()
         self._limits, self._workdir, self._env = limits, workdir, dict(env or {})
         self._snapshot: str | None = None  # the image of a snapshot that it runs on
-        self._name = self._start(image)
+        try:
+            self._name = self._start(image)
+        except SandboxFault as fault:
+            if getattr(fault.__cause__, "status_code", None) == _REFUSED:
+                raise ConfigurationError(f"a container of the image {image!r} is refused: {fault}") from fault
+            raise
 
-    def _start(self, image: str) -> str:
+    def _start(self, image: str, *, may_fail: bool = False) -> str:
+        """Starts a container of ``image``.
+
+        Args:
+            image: Its name or id.
+            may_fail: Whether a container stays, and has ended, that does not start because of what is in its image.
+        """
         limits = self._limits
         with faults("a container cannot be started"), contextlib.ExitStack() as undo:
             options = self._client.create_host_config(
@@ -206,7 +222,11 @@ class TaskContainer:
                 host_config=options,
             )["Id"]
             undo.callback(remove, self._client, name)
-            self._client.start(name)
+            try:
+                self._client.start(name)
+            except self._errors().APIError as error:
+                if not may_fail or error.status_code != _REFUSED:
+                    raise
             undo.pop_all()
         return name
 
@@ -246,35 +266,55 @@ class TaskContainer:
                 user="0:0",
             )["Id"]
             stream = self._client.exec_start(begun, socket=True)
-            output, ended = _read(stream, time.monotonic() + timeout_s + _GRACE_S, output_chars)
+            start = time.monotonic()
+            output, ended = read_output(stream, start + timeout_s + _GRACE_S, output_chars)
+            late = time.monotonic() - start >= timeout_s
             status = self._client.exec_inspect(begun)["ExitCode"]
         if not ended:
             self.kill_all()
             return CommandResult(output, 137, timed_out=True)
         if status is None:  # what it started holds its output open and goes on
             return CommandResult(output, 0)
-        return CommandResult(output, int(status), timed_out=status in _TIMED_OUT)
+        return CommandResult(output, int(status), timed_out=late and status in _TIMED_OUT)
 
     @property
-    def ended_by_its_memory(self) -> bool:
-        """Whether the container has ended because what ran in it filled its memory, which is no failure of the engine.
+    def has_ended(self) -> bool:
+        """Whether the container has ended because of what ran in it, which is no failure of the engine.
+
+        Its memory was full, its first process could not go on, or the program that it starts with is broken.
 
         Raises:
             SandboxFault: the engine failed.
         """
         with faults("a container cannot be looked at"):
             state = self._client.inspect_container(self._name)["State"]
-        return bool(state["OOMKilled"] and not state["Running"])
+        if state["Running"] or (state["Status"] == "created" and not state["ExitCode"]):
+            return False
+        return bool(state["OOMKilled"] or state["ExitCode"] not in _STOPPED)
 
     def kill_all(self) -> None:
         """Kills whatever commands have left running.
+
+        The engine ends every process and starts the first one again, so that nothing in the container can prevent it.
+        Files stay, but for those in ``/dev/shm``. Where the container cannot be started again, it ``has_ended``.
 
         Raises:
             SandboxFault: the engine failed, or the container is gone.
         """
         with faults("the processes of a container cannot be killed"):
-            begun = self._client.exec_create(self._name, ["sh", "-c", "kill -9 -1"], user="0:0")["Id"]
-            self._client.exec_start(begun)
+            try:
+                self._client.restart(self._name, timeout=0)
+            except self._errors().APIError:
+                if not self.has_ended:
+                    raise
+
+    def exists(self, path: str) -> bool:
+        """Whether there is a file, a folder or a link of this name.
+
+        Raises:
+            SandboxFault: the engine failed, or the container is gone.
+        """
+        return self._opened(path) is not None
 
     def write_folder(self, source: Path, target: str) -> None:
         """Copies the content of ``source`` into the folder ``target``, which is made.
@@ -299,20 +339,32 @@ class TaskContainer:
         Raises:
             SandboxFault: the engine failed, or the container is gone.
         """
-        docker_errors = self._errors()
         with faults(f"{path} cannot be read in a container"):
-            try:
-                chunks, about = self._client.get_archive(self._name, path)
-            except docker_errors.NotFound:
-                self._client.inspect_container(self._name)
+            found = self._opened(path)
+            if found is None or found[1]["mode"] & _KIND_BITS or found[1]["size"] > _MOST_BYTES:
                 return None
-            if about["size"] > _MOST_BYTES:
-                return None
-            packed = io.BytesIO(b"".join(chunks))
+            packed = io.BytesIO()
+            for chunk in found[0]:
+                packed.write(chunk)
+                if packed.tell() > _MOST_BYTES + (1 << 20):  # it has grown meanwhile
+                    return None
+            packed.seek(0)
         with tarfile.open(fileobj=packed) as archive:
             member = archive.next()
             file = archive.extractfile(member) if member is not None and member.isfile() else None
             return None if file is None else file.read()
+
+    def _opened(self, path: str) -> tuple[Any, dict[str, Any]] | None:
+        """The packed file in parts, and what the engine says about it; None where there is none."""
+        with faults(f"{path} cannot be read in a container"):
+            try:
+                found: tuple[Any, dict[str, Any]] = self._client.get_archive(self._name, path)
+            except self._errors().APIError as error:
+                self._client.inspect_container(self._name)
+                if error.status_code != _NOT_FOUND and "not a directory" not in str(error):
+                    raise
+                return None
+        return found
 
     @staticmethod
     def _errors() -> Any:
@@ -333,7 +385,14 @@ class TaskContainer:
                 raise SnapshotRefused(
                     f"{running} processes that commands have left running cannot be captured"
                 )
-            made = self._client.commit(self._name, repository=SNAPSHOTS, tag=uuid.uuid4().hex)["Id"]
+            try:
+                made = self._client.commit(self._name, repository=SNAPSHOTS, tag=uuid.uuid4().hex)["Id"]
+            except self._errors().APIError as error:
+                if "max depth exceeded" not in str(error):
+                    raise
+                raise SnapshotRefused(
+                    "the engine stacks no more snapshots of snapshots on each other"
+                ) from error
         return ContainerSnapshot(made)
 
     def restore(self, handle: Any) -> None:
@@ -345,7 +404,7 @@ class TaskContainer:
         """
         if not isinstance(handle, ContainerSnapshot):
             raise SnapshotError(f"a container is restored from its snapshot, not from {handle!r:.80}")
-        before, self._name = self._name, self._start(handle.image)
+        before, self._name = self._name, self._start(handle.image, may_fail=True)
         remove(self._client, before)
         self._runs_on(handle.image)
 
@@ -360,7 +419,7 @@ class TaskContainer:
         twin.__dict__.update(self.__dict__)
         twin._snapshot = None
         try:
-            twin._name = self._start(taken.image)
+            twin._name = self._start(taken.image, may_fail=True)
             twin._runs_on(taken.image)
         finally:
             taken.release()
@@ -377,72 +436,3 @@ class TaskContainer:
         """Removes it; a second call does nothing."""
         remove(self._client, self._name)
         self._runs_on(None)
-
-
-def _read(stream: Any, deadline: float, most: int) -> tuple[str, bool]:
-    """What a command writes, and whether it ended before ``deadline``.
-
-    Args:
-        stream: What the engine's client gives, in frames with a head each.
-        deadline: On the monotonic clock.
-        most: Characters that are kept: the first and the last half of them.
-    """
-    link: socket.socket = getattr(stream, "_sock", stream)
-    kept = _Kept(4 * most)
-    try:
-        while True:
-            head = _exactly(link, _FRAME.size, deadline)
-            if len(head) < _FRAME.size:
-                return shortened(kept.text, most), True
-            left = _FRAME.unpack(head)[1]
-            while left:
-                part = _exactly(link, min(left, 1 << 16), deadline)
-                if not part:
-                    return shortened(kept.text, most), True
-                kept.add(part)
-                left -= len(part)
-    except TimeoutError:
-        return shortened(kept.text, most), False
-    finally:
-        stream.close()
-        link.close()
-
-
-def _exactly(link: socket.socket, size: int, deadline: float) -> bytes:
-    """``size`` bytes, or fewer where the stream ends.
-
-    Raises:
-        TimeoutError: the deadline has passed.
-    """
-    parts = b""
-    while len(parts) < size:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        link.settimeout(left)
-        part = link.recv(size - len(parts))
-        if not part:
-            break
-        parts += part
-    return parts
-
-
-class _Kept:
-    """The beginning and the end of a stream of bytes."""
-
-    def __init__(self, most: int) -> None:
-        self._half = most // 2
-        self._first, self._last, self._dropped = bytearray(), bytearray(), False
-
-    def add(self, part: bytes) -> None:
-        room = self._half - len(self._first)
-        self._first += part[:room]
-        self._last += part[room:]
-        if len(self._last) > 2 * self._half:
-            del self._last[: -self._half]
-            self._dropped = True
-
-    @property
-    def text(self) -> str:
-        middle = b"\n[...]\n" if self._dropped else b""
-        return bytes(self._first + middle + self._last).decode("utf-8", "replace")

@@ -1,6 +1,7 @@
 """Tasks in the shell of a container, graded by their own tests in a real engine."""
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -22,6 +23,22 @@ pytestmark = pytest.mark.skipif(bool(reason), reason=f"docker: {reason}")
 TASKS = Path(__file__).with_name("terminal_tasks")
 IMAGE = f'[environment]\ndocker_image = "{docker.IMAGE}"\n'
 REWARD = "echo {} > /logs/verifier/reward.txt\n"
+WRITES = "mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.json; "
+ENDLESS = (
+    "printf '#!/py/bin/python3\\nwhile True: print(1)\\n' > /usr/local/bin/sh; chmod +x /usr/local/bin/sh"
+)
+BOMB = """cat > /bomb.py <<'END'
+import os
+while True:
+    try:
+        os.fork()
+    except OSError:
+        try:
+            open("/logs/verifier/reward.json", "w").write("1")
+        except OSError:
+            pass
+END
+/py/bin/python3 /bomb.py > /dev/null 2>&1 & sleep 2"""
 Make = Callable[..., Task]
 
 
@@ -96,11 +113,22 @@ def test_the_last_turn_and_a_cut_are_graded(make: Make) -> None:
         "mkdir -p /tests /logs; echo 'echo 1 > /logs/verifier/reward.txt' > /tests/test.sh",
         "ln -s /elsewhere /logs; mkdir -p /elsewhere/verifier; echo 1 > /elsewhere/verifier/reward.txt",
         "while :; do echo 1 > /logs/verifier/reward.txt; done > /dev/null 2>&1 &",
+        WRITES + "rm -f $(command -v rm)",
+        WRITES + "rm -f /bin/sh",
+        WRITES + "rm -rf /app",
+        WRITES + "mkdir -p /usr/local/bin; " + ENDLESS,
+        BOMB,
+        "touch /tests; rm -f $(command -v rm)",
+        "touch /logs; rm -f $(command -v rm)",
     ],
-    ids=["writes the reward", "writes the tests", "links the logs", "leaves a process"],
+    ids=[
+        *("writes the reward", "writes the tests", "links the logs", "leaves a process", "no rm", "no sh"),
+        *("no working folder", "an endless sh", "a fork bomb", "tests are a file", "logs are a file"),
+    ],
 )
 def test_a_reward_that_the_policy_wrote_does_not_count(make: Make, command: str) -> None:
-    _, last = played(make("[ -e /done ] && echo 1 > /logs/verifier/reward.txt"), [call(command), "Done."])
+    task = make("[ -e /done ] && echo 1 > /logs/verifier/reward.txt", IMAGE + 'workdir = "/app"\n')
+    _, last = played(task, [call(command), "Done."])
     assert (last.reward, last.info["valid"]) == (0.0, True)
 
 
@@ -110,6 +138,40 @@ def test_a_reward_that_the_policy_wrote_does_not_count(make: Make, command: str)
 def test_tests_that_write_no_reward_give_none(make: Make, script: str) -> None:
     (last,) = played(make(script), ["Done."], verifier_timeout_s=1)
     assert (last.reward, last.info["end_reason"]) == (0.0, EndReason.SUBMITTED)
+
+
+def test_a_reward_that_is_a_folder_or_endless_is_not_read(make: Make) -> None:
+    write = '/py/bin/python3 -c \'open("{}", "wb").truncate(1 << 42)\''
+    folder = "mkdir /logs/verifier/reward.json; " + write.format("/logs/verifier/reward.json/file")
+    for script in (folder, write.format("/logs/verifier/reward.txt")):
+        assert played(make(script), ["Done."])[0].reward == 0.0
+
+
+def test_the_exit_status_of_the_tests_does_not_matter(make: Make) -> None:
+    for status in (1, 124, 137):
+        assert played(make(REWARD.format(1) + f"exit {status}"), ["Done."])[0].reward == 1.0
+
+
+def test_the_commands_of_a_turn_share_their_time(make: Make) -> None:
+    begin = time.monotonic()
+    (step,) = played(make("true"), [call("sleep 60") * 8], command_timeout_s=2)
+    assert time.monotonic() - begin < 60
+    texts = [result.text for result in step.info["tool_results"]]
+    assert "was killed after" in texts[0]
+    assert all(text.startswith("[not run:") for text in texts[1:])
+
+
+@pytest.mark.parametrize("command", ["rm /bin/sh", "chmod 0 /bin/sh"])
+def test_a_system_that_no_longer_starts_ends_the_work_and_not_the_episode(make: Make, command: str) -> None:
+    with closing(Terminal(tasks=[make(REWARD.format(1))])) as env:
+        env.reset(seed=0)
+        env.step(call(command))
+        taken = env.snapshot()
+        env.restore(taken)
+        taken.release()
+        (result,) = env.step(call("echo hello")).info["tool_results"]
+        assert result.text.startswith("The system has ended")
+        assert env.step("Done.").reward == 0.0
 
 
 def test_what_the_policy_does_to_its_system_is_its_own_affair(make: Make) -> None:

@@ -81,6 +81,21 @@ def test_files_stay_and_variables_do_not(start: Any) -> None:
     assert said(container, 'cat /file; echo "[$X]"; echo "[$Y]"', env={"Y": "2"}) == "kept\n[]\n[2]\n"
 
 
+@pytest.mark.parametrize("programs", [True, False], ids=["with bash", "without"])
+def test_a_command_may_begin_with_a_dash_and_exit_as_a_killed_one(start: Any, programs: bool) -> None:
+    container = start(image_with_programs() if programs else docker.IMAGE)
+    assert "-x" in said(container, "-x")
+    found = container.run("exit 137", timeout_s=30)
+    assert (found.exit_code, found.timed_out) == (137, False)
+
+
+def test_a_timeout_that_knows_no_options_is_not_used(start: Any) -> None:
+    old = "printf '#!/bin/sh\\necho usage: timeout SECS PROG; exit 1\\n' > /usr/bin/timeout; chmod +x /usr/bin/timeout"
+    container = start()
+    said(container, old)
+    assert said(container, "echo works") == "works\n"
+
+
 def test_long_output_keeps_both_ends_and_is_read_to_its_end(start: Any) -> None:
     text = said(start(), "i=0; while [ $i -lt 20000 ]; do echo line $i; i=$((i+1)); done", output_chars=400)
     assert text.startswith("line 0\nline 1\n")
@@ -162,6 +177,26 @@ def test_images_go_when_nobody_uses_them_any_more(start: Any) -> None:
     assert isinstance(first, ContainerSnapshot)
 
 
+def test_too_many_snapshots_of_snapshots_are_refused(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_deep(*_: Any, **__: Any) -> None:
+        raise TaskContainer._errors().APIError("max depth exceeded")
+
+    container = start()
+    monkeypatch.setattr(shared_engine(), "commit", too_deep)
+    with pytest.raises(SnapshotRefused, match="no more snapshots"):
+        container.snapshot()
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [(ContainerLimits(cpus=10**4), "CPUs"), (ContainerLimits(memory_mb=1), "[Mm]emory")],
+    ids=["processors", "memory"],
+)
+def test_limits_that_the_engine_refuses(limits: ContainerLimits, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        TaskContainer(docker.IMAGE, limits)
+
+
 def test_files_in_both_directions(start: Any, tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "text").write_text("ä\n", encoding="utf-8")
@@ -184,7 +219,7 @@ def test_there_is_no_network_and_what_it_may_use_is_bounded(start: Any) -> None:
     hog = container.run("/py/bin/python3 -c 'x = bytearray(10**9)'", timeout_s=60)
     assert hog.exit_code != 0
     assert said(container, "echo alive") == "alive\n"
-    assert not container.ended_by_its_memory
+    assert not container.has_ended
 
 
 def test_a_container_that_is_gone_is_a_failure_of_the_infrastructure(start: Any) -> None:
