@@ -26,6 +26,8 @@ from agentenv.sandbox.task_output import read_output
 
 SNAPSHOTS = "agentenv-snapshot"
 """Repository of the images that hold snapshots."""
+REFUSED = 400
+"""Status of the engine's answer where the request or the image is at fault."""
 _FIRST_PROCESS = ["/bin/sh", "-c", "while :; do sleep 3600 & wait $!; done"]  # reaps what a command leaves
 _WITH_A_DEADLINE = """\
 exec 2>&1
@@ -35,7 +37,6 @@ exec "$shell" -c -- "$1"
 """
 _OWN_PROCESSES = 2  # that shell and its sleep
 _NOT_FOUND = 404
-_REFUSED = 400  # status of the engine's answer where the request or the image is at fault
 _GRACE_S = 5.0  # beyond the time of a command, for the engine to say that it has ended
 _TIMED_OUT = (124, 137)  # exit statuses of `timeout`, as it ended or killed a command
 _STOPPED = (
@@ -188,7 +189,7 @@ class TaskContainer:
         try:
             self._name = self._start(image)
         except SandboxFault as fault:
-            if getattr(fault.__cause__, "status_code", None) == _REFUSED:
+            if getattr(fault.__cause__, "status_code", None) == REFUSED:
                 raise ConfigurationError(f"a container of the image {image!r} is refused: {fault}") from fault
             raise
 
@@ -225,7 +226,7 @@ class TaskContainer:
             try:
                 self._client.start(name)
             except self._errors().APIError as error:
-                if not may_fail or error.status_code != _REFUSED:
+                if not may_fail or error.status_code != REFUSED:
                     raise
             undo.pop_all()
         return name
