@@ -63,7 +63,8 @@ def needed_images(dockerfile: str) -> Sequence[str]:
     """
     lines = "\n".join(line for line in dockerfile.splitlines() if not line.lstrip().startswith("#"))
     arguments: dict[str, str] = {}
-    stages, needed = {"scratch"}, []
+    stages = {"scratch"}
+    needed: list[str] = []
 
     def value(found: re.Match[str]) -> str:
         return arguments.get(found[1] or found[3]) or found[2] or ""
