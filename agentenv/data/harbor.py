@@ -100,6 +100,12 @@ def _read(folder: Path, allowed: Collection[str]) -> HarborTask:
     for name in (INSTRUCTION, f"{TESTS}/test.sh"):
         if not (folder / name).is_file():
             raise ValueError(f"the file {name} is missing")
+    for path in (folder / INSTRUCTION, folder / TESTS / "test.sh", *(folder / SOLUTION).rglob("*")):
+        if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
+            raise ValueError(
+                f"{path.relative_to(folder)} is a link that leads out of it, and it could show a private file of this "
+                "machine; copy the directory with `cp -rL` if you trust it"
+            )
     for name in _REFUSED_FILES:
         if (folder / name).exists():
             raise ValueError(f"it has {name}: tasks of several steps or several containers are not supported")

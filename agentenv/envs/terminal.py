@@ -5,7 +5,8 @@ turn left, the tests of the task are copied in and run, and what they write is t
 """
 
 import asyncio
-import base64
+import contextlib
+import os
 import random
 import shlex
 import time
@@ -197,7 +198,7 @@ class Terminal(ToolEnv[TerminalState]):
         if found is None:
             return "The system has ended: its memory was full, or its first process could not go on."
         if found.timed_out:
-            return f"{found.output}\n[the command was killed after {left:.3g} s]"
+            return f"{found.output}\n[the command was killed after the {self._command_s:g} s of its turn]"
         return f"{found.output}\n[exit code {found.exit_code}]" if found.exit_code else found.output
 
     def _run(self, command: str, timeout_s: float) -> CommandResult | None:
@@ -281,13 +282,17 @@ class Terminal(ToolEnv[TerminalState]):
         if not asked.has_solution:
             return None
         folder = asked.folder / SOLUTION
-        files = {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-        if sum(map(len, files.values())) > _MOST_SOLUTION:
+        files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+        if sum(path.stat().st_size for path in files) > _MOST_SOLUTION:
             return None
         lines = []
-        for path, content in files.items():
+        for path in files:
             place = shlex.quote(f"/{SOLUTION}/{path.relative_to(folder).as_posix()}")
-            lines.append(f'mkdir -p "$(dirname {place})"; {_writing(content)} > {place}')
+            lines.append(f'mkdir -p "$(dirname {place})"; {_writing(path.read_bytes())} > {place}')
+            if os.access(path, os.X_OK):
+                lines.append(f"chmod +x {place}")
+        if len("\n".join(lines).encode()) > _MOST_SOLUTION:
+            return None
         given = [f"export {name}={shlex.quote(value)}" for name, value in asked.solution_env.items()]
         commands = lines, [*given, _RUN.replace("{script}", f"/{SOLUTION}/solve.sh")]
         typed = (NativeCall("bash", {"command": "\n".join(command)}) for command in commands)
@@ -299,8 +304,9 @@ class Terminal(ToolEnv[TerminalState]):
 
 
 def _writing(content: bytes) -> str:
-    """The command that writes ``content``; an image need not have the program base64 for a text."""
-    try:
-        return f"printf %s {shlex.quote(content.decode())}"
-    except UnicodeDecodeError:
-        return f"echo {base64.b64encode(content).decode()} | base64 -d"
+    """The command that writes ``content``; an image need not have more than a shell for it."""
+    with contextlib.suppress(UnicodeDecodeError):
+        if "\0" not in (text := content.decode()):  # no command may hold this character
+            return f"printf %s {shlex.quote(text)}"
+    octal = "".join(f"\\{byte:03o}" for byte in content)
+    return f"printf '{octal}'"

@@ -177,3 +177,15 @@ def test_what_a_verifier_writes(found: object, text: str | None, rewards: object
 def test_junk_is_no_reward(junk: bytes) -> None:
     assert parse_reward(junk, b"1") is None
     assert parse_reward(None, b"\xff") is None
+
+
+@pytest.mark.parametrize("name", ["instruction.md", "tests/test.sh", "solution/more/secret"])
+def test_a_link_that_leads_out_of_a_directory_is_refused(make: Make, tmp_path: Path, name: str) -> None:
+    folder = make(solution__solve_dot_sh="true\n", solution__more__own="own\n")
+    (tmp_path / "private").write_text("private\n", encoding="utf-8")
+    (folder / "solution" / "link").symlink_to("more/own")
+    assert read_harbor_task(folder).has_solution
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(tmp_path / "private")
+    with pytest.raises(DatasetError, match=f"{name} is a link that leads out"):
+        read_harbor_tasks(folder)

@@ -91,7 +91,7 @@ def test_what_a_command_says_and_how_it_ends(make: Make) -> None:
     steps = played(task, [call("echo out; exit 2"), call("sleep 60"), call("echo \0")], command_timeout_s=1)
     texts = [step.info["tool_results"][0].text for step in steps]
     assert texts[0] == "out\n\n[exit code 2]"
-    assert "[the command was killed after 1 s]" in texts[1]
+    assert "[the command was killed after the 1 s of its turn]" in texts[1]
     assert steps[2].info["tool_results"][0].status is ToolStatus.ERROR
 
 
@@ -253,3 +253,21 @@ def test_what_cannot_be_played_is_refused() -> None:
         env.reset(seed=0)
     with pytest.raises(ConfigurationError, match="max_turns=0, cpus=0 must be above 0"):
         Terminal(max_turns=0, cpus=0)
+
+
+def test_a_solution_is_typed_with_all_its_files(make: Make) -> None:
+    task = make(REWARD.format("$(cat /found)"))
+    folder = task.data["folder"] / "solution"
+    folder.mkdir()
+    (folder / "helper").write_text("#!/bin/sh\ncat /solution/zero > /found\n", encoding="utf-8")
+    (folder / "helper").chmod(0o755)
+    (folder / "zero").write_bytes(b"1\n\0")
+    (folder / "solve.sh").write_text("/solution/helper\n", encoding="utf-8")
+    with closing(Terminal(tasks=[task])) as env:
+        env.reset(seed=0)
+        actions = env.expert() or ()
+        results = [env.step(action) for action in actions]
+        assert all(result.info["valid"] for result in results)
+        assert (results[-1].reward, len(actions)) == (1.0, 3)
+        (folder / "helper").write_text("'" * 50_000, encoding="utf-8")
+        assert env.expert() is None
