@@ -9,8 +9,9 @@ import contextlib
 import os
 import random
 import shlex
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -166,7 +167,7 @@ class Terminal(ToolEnv[TerminalState]):
                 "this environment was given no task directory: give it tasks of Terminal.make_tasks"
             )
         asked = read_harbor_task(Path(folder), self._variables)
-        container = await asyncio.to_thread(self._start, asked)
+        container = await _kept(lambda: self._start(asked))
         self.state = TerminalState(task, asked, container)
         text = PROMPT.replace("{tools}", self.tool_prompt()).replace("{question}", task.question)
         return (Message("user", text),), {"task_id": task.id}
@@ -301,6 +302,26 @@ class Terminal(ToolEnv[TerminalState]):
     def render(self) -> str:
         """The task."""
         return self.state.task.question
+
+
+async def _kept(start: Callable[[], TaskContainer]) -> TaskContainer:
+    """The container that ``start`` gives in a thread; it is closed once it is there if the caller is cancelled meanwhile."""
+    made: list[TaskContainer] = []
+    unwanted = threading.Event()
+
+    def run() -> None:
+        made.append(start())
+        if unwanted.is_set():
+            made[0].close()
+
+    try:
+        await asyncio.to_thread(run)
+    except asyncio.CancelledError:
+        unwanted.set()
+        for container in made:
+            container.close()
+        raise
+    return made[0]
 
 
 def _writing(content: bytes) -> str:

@@ -1,6 +1,8 @@
 """Tasks in the shell of a container, graded by their own tests in a real engine."""
 
+import asyncio
 import json
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -10,12 +12,12 @@ from typing import Any
 import pytest
 
 from agentenv.core.types import EndReason, Task, ToolStatus
-from agentenv.data.harbor import read_harbor_tasks
+from agentenv.data.harbor import HarborTask, read_harbor_tasks
 from agentenv.envs.terminal import Terminal
 from agentenv.errors import ConfigurationError, DatasetError, UnknownName
 from agentenv.sandbox import docker
 from agentenv.sandbox.backends import unavailable
-from agentenv.sandbox.task_container import shared_engine
+from agentenv.sandbox.task_container import TaskContainer, shared_engine
 from agentenv.sandbox.task_images import built_image
 
 reason = unavailable("docker")
@@ -253,6 +255,35 @@ def test_what_cannot_be_played_is_refused() -> None:
         env.reset(seed=0)
     with pytest.raises(ConfigurationError, match="max_turns=0, cpus=0 must be above 0"):
         Terminal(max_turns=0, cpus=0)
+
+
+def test_a_reset_that_is_given_up_leaves_no_container(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[TaskContainer] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(env: Terminal, asked: HarborTask) -> TaskContainer:
+        begun.set()
+        assert go_on.wait(60)
+        made.append(start(env, asked))
+        return made[0]
+
+    start = Terminal._start
+    monkeypatch.setattr(Terminal, "_start", slow)
+
+    async def give_up() -> None:
+        with closing(Terminal(tasks=[make("true")])) as env:
+            reset = asyncio.create_task(env.areset(seed=0))
+            await asyncio.to_thread(begun.wait, 60)
+            reset.cancel()
+            await asyncio.wait([reset], timeout=60)
+            assert reset.cancelled()
+        go_on.set()
+
+    asyncio.run(give_up())
+    deadline = time.monotonic() + 60
+    while not made or any(one["Id"] == made[0]._name for one in shared_engine().containers(all=True)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_a_solution_is_typed_with_all_its_files(make: Make) -> None:
