@@ -4,12 +4,10 @@ Source: Stojanovski et al. 2025, arXiv:2505.24760, and their package. A task nam
 from which the package makes the same problem again.
 """
 
-import ast
 import inspect
 import json
-import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -20,6 +18,7 @@ from agentenv.core.io.digests import value_digest
 from agentenv.core.prompt_templates import require_placeholder
 from agentenv.core.types import EndReason, Info, Message, Observation, Step, Task
 from agentenv.data.splits import in_split
+from agentenv.envs.reasoning_gym_verifiers import EVALUATES, GUARDS, OWN_TEXTS, UNSUPPORTED, may_be_verified
 from agentenv.errors import ConfigurationError, DatasetError, EnvFault, check_known, first_line, needs_extra
 
 PROMPT = """\
@@ -31,51 +30,9 @@ WRONG = "That answer is not right. {left}\n"
 
 _SIZE = 100_000  # problems of a data set, each of which is made when it is asked for
 _FEWER = {"acre": 1_000, "word_ladder": 1_000}  # of data sets that make all of them first, or have no more
+_MANY_ANSWERS = {"knight_swap", "word_ladder"}  # which of them reasoning-gym gives differs between processes
 _DRAWS = 1_000  # without a new problem, after which a data set has no more of them
-_MOST_CHARS = 20_000  # of an answer that is verified
 _HELD = 200  # tasks of an environment that was given none
-
-UNSUPPORTED = {
-    "composite": "it consists of other data sets: name those",
-    "game_of_life_halting": "its verifier takes any text for right where the answer is no",
-    "intermediate_integration": "its verifier executes the answer as Python",
-    "polynomial_multiplication": "its verifier executes the answer as Python",
-    "simple_integration": "its verifier executes the answer as Python",
-}
-"""Data sets that are refused, and why."""
-
-_EVALUATES = re.compile(r"\b(?:eval|exec|parse_expr|sympify)\(")
-_OWN_TEXTS = frozenset(
-    {"basic_arithmetic", "bitwise_arithmetic", "codeio", "number_sorting", "propositional_logic"}
-)
-"""Data sets of release 0.1.25 whose modules evaluate texts of their own and never an answer."""
-
-
-def _is_arithmetic(answer: str) -> bool:
-    """Whether ``answer`` consists of numbers, ``+ - * /`` and parentheses, without powers, which could take for ever."""
-    return len(answer) <= 500 and bool(re.fullmatch(r"[\d\s+\-*/().]*", answer)) and "**" not in answer
-
-
-def _is_literal(answer: str) -> bool:
-    """Whether ``answer`` is a Python literal, or words and numbers alone, which do nothing where they are evaluated."""
-    if re.fullmatch(r"[\w\s,-]*", answer):
-        return True
-    try:
-        ast.literal_eval(answer)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return False
-    return True
-
-
-_HARMLESS: Mapping[str, Callable[[str], bool]] = {
-    "binary_matrix": _is_literal,
-    "countdown": _is_arithmetic,
-    "n_queens": _is_literal,
-    "puzzle24": _is_arithmetic,
-    "spiral_matrix": _is_literal,
-    "string_insertion": _is_literal,
-}
-"""Which answers may reach a verifier that evaluates them as Python; any other one is wrong."""
 
 
 @dataclass
@@ -193,7 +150,7 @@ class ReasoningGym(Env[ReasoningGymState]):
         self.check_running(action)
         self.state.attempts += 1
         given = between(action, "<answer>", "</answer>")
-        answer = given[-1].strip() if given else None
+        answer = given[-1].strip().replace("\r\n", "\n") if given else None
         score = 0.0 if answer is None else verify(self.state.task, answer)
         solved = score == 1.0
         left = self._attempts - self.state.attempts
@@ -219,19 +176,28 @@ def verify(task: Task, answer: str) -> float:
 
     Raises:
         DatasetError: the task is not one of ``ReasoningGym.make_tasks``.
-        EnvFault: the verifier fails on the answer of reasoning-gym too, or gives a number beyond [0, 1].
+        EnvFault: the verifier fails on the answer of reasoning-gym too, or gives a number beyond [0, 1] for it.
     """
     dataset, entry = _problem_of(task)
-    is_harmless = _HARMLESS.get(task.data["dataset"])
-    if len(answer) > _MOST_CHARS or not (is_harmless is None or is_harmless(answer)):
+    if not may_be_verified(task.data["dataset"], answer, entry):
         return 0.0
     try:
-        score = float(dataset.score_answer(answer, entry))
+        return _score(dataset, entry, answer)
     except Exception:
         _require_sound(task, dataset, entry)
         return 0.0
+
+
+def _score(dataset: Any, entry: Mapping[str, Any], answer: str) -> float:
+    """What the verifier gives.
+
+    Raises:
+        ValueError: it gives a number beyond [0, 1], as some do for wrong answers.
+        Exception: whatever the verifier raises.
+    """
+    score = float(dataset.score_answer(answer, entry))
     if not 0 <= score <= 1:
-        raise EnvFault(f"the verifier of {task.data['dataset']} gave {score}, which is not in [0, 1]")
+        raise ValueError(f"it gave {score}, which is not in [0, 1]")
     return score
 
 
@@ -239,7 +205,7 @@ def _require_sound(task: Task, dataset: Any, entry: Mapping[str, Any]) -> None:
     """Refuses a verifier that fails on its own answer: then the text of a policy is not to blame."""
     try:
         if entry["answer"] is not None:
-            dataset.score_answer(entry["answer"], entry)
+            _score(dataset, entry, entry["answer"])
     except Exception as error:
         said = f"{type(error).__name__}: {first_line(error)}"
         raise EnvFault(f"the verifier of {task.data['dataset']} fails on its own answer ({said})") from error
@@ -268,7 +234,8 @@ def _drawn(name: str, settings: Mapping[str, Any], seed: int, split: str) -> Ite
         if entry["question"] not in texts and in_split(entry["question"], split):
             texts.add(entry["question"])
             last = place
-            answers = (entry["answer"],) if isinstance(entry["answer"], str) else ()
+            is_known = isinstance(entry["answer"], str) and name not in _MANY_ANSWERS
+            answers = (entry["answer"],) if is_known else ()
             data = {"dataset": name, "settings": dict(settings), "seed": seed, "place": place}
             yield Task(f"{sort_of}-{seed}-{place}", entry["question"], answers, split, data)
         place += 1
@@ -304,6 +271,16 @@ def _problem_of(task: Task) -> tuple[Any, Mapping[str, Any]]:
     return dataset, entry
 
 
+class _Letters(set[str]):
+    """A set in alphabetical order: that of an ordinary one differs between processes, and data sets draw letters from it."""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(super().__iter__()))
+
+    def __sub__(self, other: Set[object]) -> "_Letters":
+        return _Letters(self.difference(other))
+
+
 @lru_cache(maxsize=4096)
 def _problem(name: str, settings: str, seed: int, place: int) -> tuple[Any, Mapping[str, Any]]:
     dataset = _dataset(name, settings, seed)
@@ -335,8 +312,10 @@ def _dataset(name: str, settings: str, seed: int) -> Any:
             f"the data set {name} of reasoning-gym does not take the settings {settings}: {first_line(error)}"
         ) from error
     source = inspect.getsource(inspect.getmodule(type(dataset)) or type(dataset))
-    if _EVALUATES.search(source) and name not in {*_HARMLESS, *_OWN_TEXTS}:
+    if EVALUATES.search(source) and name not in {*GUARDS, *OWN_TEXTS}:
         raise ConfigurationError(
             f"the data set {name} of the installed release of reasoning-gym may execute an answer as Python: use another one"
         )
+    if isinstance(getattr(dataset, "letters", None), set):
+        dataset.letters = _Letters(dataset.letters)
     return dataset
