@@ -37,6 +37,7 @@ from agentenv.policies.endpoint_formats import MessageFormat, ToolFormat
 from agentenv.policies.openai import OpenAIPolicy
 from agentenv.policies.wires import ChatMessage, Reply
 from agentenv.progress import SilentDisplay
+from agentenv.serving.inspect_schemas import plain_schema
 
 if TYPE_CHECKING:
     from inspect_ai import Task as InspectTask
@@ -170,12 +171,15 @@ class _Player:
     async def play(self, state: "TaskState") -> None:
         """Plays the episode of a sample and puts its result into the store of the sample.
 
-        Where a limit of Inspect ends the sample, its result is that of the episode so far, or that of no answer.
+        Where a limit of Inspect ends the sample, its result is that of the episode so far; where it is a limit of time, that
+        of no answer.
 
         Raises:
             EnvFault: the environment failed; there is no result then.
             Exception: what Inspect raised when the model was asked, such as a limit that was reached.
         """
+        from inspect_ai.util import LimitExceededError
+
         model, agent = self._agent()
         assert agent.policy is not None
         task, place = self.tasks[str(state.sample_id)], self._places[str(state.sample_id)]
@@ -193,10 +197,11 @@ class _Player:
         )
         if played.valid:
             state.store.set(_RESULT, self._result(played))
+        elif not isinstance(model.raised, LimitExceededError):
+            state.store.delete(_RESULT)
         if model.raised is not None:
             raise model.raised
         if not played.valid:
-            state.store.delete(_RESULT)
             raise EnvFault(played.error)
 
     def _result(self, played: Trajectory) -> dict[str, Any]:
@@ -307,7 +312,7 @@ def _tool(declared: Mapping[str, Any]) -> "ToolInfo":
     from inspect_ai.tool import ToolInfo
 
     function = declared["function"]
-    schema = function.get("parameters") or {}
+    schema = plain_schema(function.get("parameters") or {})
     return ToolInfo.model_validate(
         {"name": function["name"], "description": function.get("description", ""), "parameters": schema}
     )

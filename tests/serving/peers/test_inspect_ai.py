@@ -21,10 +21,11 @@ from agentenv.core.types import Task  # noqa: E402
 from agentenv.envs.calculator import Calculator  # noqa: E402
 from agentenv.errors import RetrieverFault  # noqa: E402
 from agentenv.policies.fake_endpoint import Answer, FakeEndpoint  # noqa: E402
-from agentenv.serving.inspect_ai import benchmark  # noqa: E402
+from agentenv.serving.inspect_ai import _tool, benchmark  # noqa: E402
 
-# Inspect leaves streams to the garbage collector.
+# Inspect leaves streams to the garbage collector, and calls tenacity as its earlier releases were called.
 pytestmark = [
+    pytest.mark.filterwarnings("ignore:The 'initial' parameter is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
@@ -162,6 +163,28 @@ def test_a_fault_of_the_environment_is_an_error_and_no_score(
     assert not failed[0].scores
     assert log.results.scores[0].metrics["mean"].value == 1.0
     assert log.results.scores[0].scored_samples == 3
+
+
+def test_a_sample_whose_model_failed_gets_no_score_later(play: Any) -> None:
+    def broken(body: Mapping[str, Any]) -> dict[str, Any]:
+        raise KeyError("no such model")
+
+    log, _ = play(broken, limit=1, fail_on_error=False)
+    (sample,) = log.samples
+    assert sample.error is not None
+    assert "agentenv" not in sample.store
+
+
+def test_the_schema_of_a_tool_reaches_the_model_whole() -> None:
+    place = {"type": "object", "properties": {"city": {"type": "string"}}}
+    schema = {
+        "type": "object",
+        "properties": {"to": {"$ref": "#/$defs/place"}, "by": {"oneOf": [{"const": "rail"}]}, "note": True},
+        "$defs": {"place": place},
+    }
+    declared = _tool({"function": {"name": "go", "description": "Goes.", "parameters": schema}})
+    shown = declared.parameters.model_dump(exclude_none=True)["properties"]
+    assert shown == {"to": place, "by": {"anyOf": [{"enum": ["rail"]}]}, "note": {}}
 
 
 def test_an_endpoint_that_refuses_everything_ends_the_evaluation(play: Any) -> None:
