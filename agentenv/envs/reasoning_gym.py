@@ -163,8 +163,8 @@ class ReasoningGym(Env[ReasoningGymState]):
 
     def expert(self) -> Sequence[str] | None:
         """The answer of reasoning-gym; None for a data set that only verifies."""
-        answers = self.state.task.answers
-        return (f"<answer>{answers[0]}</answer>",) if answers else None
+        answer = _problem_of(self.state.task)[1]["answer"]
+        return (f"<answer>{answer}</answer>",) if isinstance(answer, str) else None
 
     def render(self) -> str:
         """The problem and how many answers were given."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 UNSUPPORTED = {
+    "codeio": "one in fifty of its problems is another one in another process",
     "coin_flip": "its verifier pays in full for the answer 0, and computes without end on 1e999999999",
     "composite": "it consists of other data sets: name those",
     "game_of_life_halting": "its verifier takes any text for right where the answer is no",
@@ -24,7 +25,7 @@ UNSUPPORTED = {
 """Data sets that are refused, and why."""
 
 EVALUATES = re.compile(r"\b(?:eval|exec|parse_expr|sympify)\(")
-OWN_TEXTS = frozenset({"basic_arithmetic", "bitwise_arithmetic", "codeio"})
+OWN_TEXTS = frozenset({"basic_arithmetic", "bitwise_arithmetic"})
 """Data sets of release 0.1.25 whose modules evaluate texts of their own and never an answer."""
 
 MOST_CHARS = 20_000
@@ -101,19 +102,6 @@ def _says_none_where_none_is(answer: str, entry: Mapping[str, Any]) -> bool:
     return entry["answer"] != "" or answer in ("", '""', "''")
 
 
-def _is_json_of_own(answer: str, entry: Mapping[str, Any]) -> bool:
-    """Whether ``answer`` is the right one, as text or as JSON.
-
-    The verifier pays other objects for their similarity, whose computation takes seconds for a hundred values and hours for
-    thousands.
-    """
-    right = entry["answer"].strip()
-    try:
-        return answer == right or bool(json.loads(answer) == json.loads(right))
-    except (ValueError, RecursionError):
-        return False
-
-
 def _has_short_orders(answer: str, _: Mapping[str, Any]) -> bool:
     """Whether no order is long: the verifier searches it by an expression whose time grows with the square of its length."""
     try:
@@ -139,7 +127,6 @@ def _has_few_turns(answer: str, _: Mapping[str, Any]) -> bool:
 GUARDS: Mapping[str, Guard] = {
     "binary_matrix": _is_literal,
     "boxnet": _has_short_orders,
-    "codeio": _is_json_of_own,
     "complex_arithmetic": _is_finite_complex,
     "countdown": _is_arithmetic,
     "n_queens": _is_literal,
