@@ -114,6 +114,7 @@ def test_a_data_set_with_too_few_problems_says_so() -> None:
         ),
         ({"datasets": "simple_integration"}, "^the data set .* executes the answer as Python"),
         ({"datasets": "codeio"}, "^the data set .* another one in another process"),
+        ({"datasets": "list_functions"}, "^the data set .* another one in another process"),
         ({"datasets": "coin_flip"}, "^the data set .* pays in full for the answer 0"),
         ({"datasets": "propositional_logic"}, "^the data set .* pays in full for a premise"),
         ({"datasets": ""}, "data set"),
