@@ -76,6 +76,7 @@ class Terminal(ToolEnv[TerminalState]):
         memory_mb: int = 2048,
         cpus: float = 1.0,
         variables: Sequence[str] = (),
+        keep_processes: bool = False,
         render_mode: str | None = None,
     ) -> None:
         """Builds an environment over tasks.
@@ -91,6 +92,8 @@ class Terminal(ToolEnv[TerminalState]):
             memory_mb: MiB of a container where the task names no number.
             cpus: Processors of a container where the task names no number.
             variables: Environment variables of this process that tasks get if they name them.
+            keep_processes: Whether what the policy has left running goes on while the tests run, as in Harbor, for tasks
+                whose tests ask a server that the policy starts. Such a process may also write the reward itself.
             render_mode: As in Gymnasium.
 
         Raises:
@@ -113,7 +116,7 @@ class Terminal(ToolEnv[TerminalState]):
         self.max_turns = max_turns  # type: ignore[misc]
         self._command_s, self._verifier_s, self._chars = command_timeout_s, verifier_timeout_s, output_chars
         self._network, self._memory_mb, self._cpus = network, memory_mb, cpus
-        self._variables = tuple(variables)
+        self._variables, self._keep_processes = tuple(variables), keep_processes
 
     @classmethod
     def make_tasks(cls, n: int, *, seed: int = 0, split: str = "train", folder: str = "") -> Sequence[Task]:
@@ -247,8 +250,8 @@ class Terminal(ToolEnv[TerminalState]):
     def _grade(self) -> float:
         """What the tests of the task write. Tests that write nothing that can be read, or take too long, give 0.
 
-        Whatever the policy has left running is killed first, and what it has written into the folders of the tests is gone.
-        A policy that has broken its system so far that this cannot be done gets 0 as well.
+        Whatever the policy has left running is killed first, unless it is to be kept, and what it has written into the
+        folders of the tests is gone. A policy that has broken its system so far that this cannot be done gets 0 as well.
         """
         self.state.graded = True
         try:
@@ -264,7 +267,8 @@ class Terminal(ToolEnv[TerminalState]):
         container, asked = self.state.container, self.state.asked
         if container.has_ended:
             return None
-        container.kill_all()
+        if not self._keep_processes:
+            container.kill_all()
         # In the root folder: the working folder of the task may be gone.
         container.run("rm -rf /tests /logs", timeout_s=_CLEANING_S, workdir="/")
         if container.has_ended or any(map(container.exists, ("/tests", "/logs"))):

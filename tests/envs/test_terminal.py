@@ -176,6 +176,14 @@ def test_a_system_that_no_longer_starts_ends_the_work_and_not_the_episode(make: 
         assert env.step("Done.").reward == 0.0
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_server_that_the_policy_starts_runs_on_only_where_that_is_asked_for(make: Make, kept: bool) -> None:
+    task = make("kill -0 $(cat /server) && echo 1 > /logs/verifier/reward.txt")
+    starts = call("sleep 600 > /dev/null 2>&1 & echo $! > /server")
+    *_, last = played(task, [starts, "It runs."], keep_processes=kept)
+    assert last.reward == float(kept)
+
+
 def test_what_the_policy_does_to_its_system_is_its_own_affair(make: Make) -> None:
     task = make(REWARD.format(1))
     gone = call("rm -rf /bin /usr/bin /lib* /usr/lib*")
