@@ -4,6 +4,7 @@ The policy is random: what is read off the runs is what it was asked and how it 
 """
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,9 @@ policy = "hf:{policy}"
 threads = 1
 trajectories_every = 0
 env = {{ id = "{env}"{options} }}
-train = {{ dataset = "env", limit = 4 }}
-dev = {{ dataset = "env", limit = 2, split = "dev" }}
-test = {{ dataset = "env", limit = 2, split = "test" }}
+train = {{ dataset = "env", limit = 4{tasks} }}
+dev = {{ dataset = "env", limit = 2, split = "dev"{tasks} }}
+test = {{ dataset = "env", limit = 2, split = "test"{tasks} }}
 rollout = {{ questions = 1, group_size = 2, turn_tokens = 4, context_tokens = 1100 }}
 optimizer = {{ steps = 1 }}
 evaluation = {{ every = 1 }}
@@ -43,8 +44,11 @@ HEADLINES = {
     "agentenv/ReExSQL-v0": "solved",
     "agentenv/TraceCode-v0": "solved",
     "agentenv/TextArena-v0": "solved",
+    "agentenv/ReasoningGym-v0": "solved",
+    "agentenv/Terminal-v0": "solved",
 }
 """Of environments whose reward is not what an evaluation counts."""
+TERMINAL_TASKS = Path(__file__).resolve().parents[1] / "envs" / "terminal_tasks"
 OPTIONS = {
     "agentenv/Code-v0": ", options = { stateful = false, max_turns = 1 }",
     "agentenv/ReExSQL-v0": ', options = { prompt = "{question}" }',
@@ -73,13 +77,28 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trained(env: str, policy: Path, out: Path, *words: str) -> Path:
-    needs = {"agentenv/Code-v0": lambda: unavailable("bwrap"), "agentenv/Browser-v0": no_browser}
+    needs = {
+        "agentenv/Code-v0": lambda: unavailable("bwrap"),
+        "agentenv/Terminal-v0": lambda: unavailable("docker"),
+        "agentenv/Browser-v0": no_browser,
+    }
     if reason := needs.get(env, str)():
         pytest.skip(reason)
     if env == "agentenv/TextArena-v0":
         pytest.importorskip("textarena")
+    if env == "agentenv/ReasoningGym-v0":
+        pytest.importorskip("reasoning_gym")
+    tasks = ""
+    if env == "agentenv/Terminal-v0":
+        for split in ("train", "dev", "test"):
+            for task in TERMINAL_TASKS.iterdir():
+                copied = out.with_suffix(".tasks") / split / f"{split}-{task.name}"
+                shutil.copytree(task, copied)
+                # No task of the test may be one of the training.
+                (copied / "instruction.md").write_text(f"{split} {task.name}", encoding="utf-8")
+        tasks = f', options = {{ folder = "{out.with_suffix(".tasks")}" }}'
     toml = out.with_suffix(".toml")
-    toml.write_text(SMALL.format(policy=policy, env=env, options=OPTIONS.get(env, "")))
+    toml.write_text(SMALL.format(policy=policy, env=env, options=OPTIONS.get(env, ""), tasks=tasks))
     assert main(["train", str(toml), "--out", str(out), "--json", *words]) == 0
     return out
 
