@@ -66,7 +66,7 @@ class ReasoningGym(Env[ReasoningGymState]):
 
         Args:
             tasks: Tasks of ``make_tasks``; None makes some of its default.
-            attempts: Answers that may be given. After a wrong one the policy is told that it is wrong.
+            attempts: Answers that may be given. After a wrong one the next message says that it is wrong.
             partial_credit: Whether a wrong last answer earns what the verifier gives it, below 1. Many verifiers pay
                 something for any answer, or for a long text that holds the right one. By default only a right answer earns.
             prompt: Opening message; must hold ``{question}``.

@@ -32,7 +32,7 @@ OWN_TEXTS = frozenset({"basic_arithmetic", "bitwise_arithmetic"})
 MOST_CHARS = 20_000
 """Of an answer that is verified, unless the right one is longer."""
 _MOST_TURNS = 1_000  # of a cube: several times what people need who follow a method
-_MOST_ORDER = 200  # characters of what one agent of boxnet is told to do
+_MOST_ORDER = 200  # characters of the order to one agent of boxnet
 
 Guard = Callable[[str, Mapping[str, Any]], bool]
 

@@ -86,7 +86,7 @@ class Terminal(ToolEnv[TerminalState]):
             max_turns: Turns of an episode; after the last one the tests run too.
             command_timeout_s: Seconds after which a command is killed; all commands of one turn share them.
             verifier_timeout_s: Seconds that the tests may take, or fewer where the task says so.
-            output_chars: Characters of the output of a command that are shown; the middle of a longer one is left out.
+            output_chars: Characters of the output of a command that the policy sees; the middle of a longer one is left out.
             network: Whether tasks that ask for the network have it, in their container and when their image is built. Tests
                 of Terminal-Bench 2 install their programs from there.
             memory_mb: MiB of a container where the task names no number.

@@ -84,7 +84,7 @@ def test_the_solution_solves_and_nothing_does_not(task: Task) -> None:
 
 def test_several_rewards_without_one_of_the_name_reward_are_averaged() -> None:
     task = next(task for task in read_harbor_tasks(TASKS) if task.id == "folders")
-    _, last = played(task, [call("mkdir -p /work/left"), "Half done."])
+    _, last = played(task, [call("mkdir -p /rooms/left"), "Half done."])
     assert (last.reward, last.info["solved"]) == (0.5, False)
 
 

@@ -134,14 +134,14 @@ def test_a_command_that_no_system_takes(start: Any, command: str) -> None:
 
 def test_a_snapshot_is_brought_back_as_often_as_it_is_asked_for(start: Any) -> None:
     container = start()
-    said(container, "mkdir /work; echo first > /work/file")
+    said(container, "mkdir /rooms; echo first > /rooms/file")
     taken = container.snapshot()
     for _ in range(2):
-        said(container, "echo second > /work/file; touch /work/other; rm -r /usr/bin/sort")
+        said(container, "echo second > /rooms/file; touch /rooms/other; rm -r /usr/bin/sort")
         container.restore(taken)
         assert (
-            said(container, "cat /work/file; ls /work /usr/bin/sort")
-            == "first\n/usr/bin/sort\n\n/work:\nfile\n"
+            said(container, "cat /rooms/file; ls /rooms /usr/bin/sort")
+            == "first\n/usr/bin/sort\n\n/rooms:\nfile\n"
         )
     taken.release()
     with pytest.raises(SnapshotError, match="restored from its snapshot"):

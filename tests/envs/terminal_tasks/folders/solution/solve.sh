@@ -1,2 +1,2 @@
-mkdir -p /work/left
-touch /work/left/none
+mkdir -p /rooms/left
+touch /rooms/left/none
