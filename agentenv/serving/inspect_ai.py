@@ -56,7 +56,6 @@ _MESSAGE = (
     "message"  # the entry of a turn that holds the message of Inspect, which goes back to the model unchanged
 )
 _MOST_FAILURES = 0.5  # a share of the samples: one bad episode ends no evaluation, and a wrong key does
-_FINISHES = {"max_tokens": "length", "content_filter": "content_filter"}
 
 
 def __getattr__(name: str) -> Any:
@@ -295,7 +294,7 @@ def _reply(output: "ModelOutput") -> Reply:
     thinking = "\n".join(part.reasoning for part in parts if part.type == "reasoning")
     return Reply(
         said.text,
-        _FINISHES.get(output.stop_reason, "stop"),
+        "length" if output.stop_reason == "max_tokens" else "stop",
         reasoning=thinking,
         calls=tuple(map(_call, said.tool_calls or ())),
         message={"role": "assistant", _MESSAGE: said},
